@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Who holds VFIO files open: one pass over `<proc>/*/fd`, made anew for each decision."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from .. import fs
+
+_DELETED = " (deleted)"
+_VANISHED = (FileNotFoundError, ProcessLookupError)
+
+
+class Handles(NamedTuple):
+    """The open VFIO files of the host, and what could not be looked at."""
+
+    holders: dict[str, frozenset[int]]  # node below <dev>, as "vfio/9" -> pids
+    unknown: tuple[str, ...]
+
+    def on(self, nodes: frozenset[str]) -> frozenset[int]:
+        """The pids that hold any of NODES open."""
+        return frozenset(pid for node in nodes for pid in self.holders.get(node, ()))
+
+
+def scan(proc: str) -> Handles:
+    """Look at every open file of every process.
+
+    What is unreadable but not vanished is `unknown`: without root that is most of the host.
+    Nodes are told by the end of their path, so that a process in a mount namespace of its own, as
+    QEMU under libvirt, is seen too.
+    """
+    holders: dict[str, set[int]] = {}
+    unknown: list[str] = []
+    try:
+        pids = [int(name) for name in os.listdir(proc) if name.isdigit()]
+    except OSError as error:
+        return Handles({}, (f"{proc} can't be read: {fs.reason(error)}",))
+    for pid in pids:
+        if not _scan_files(f"{proc}/{pid}", pid, holders, unknown):
+            # A dead leader has no files left to show; the threads that outlived it do.
+            for thread in _threads(f"{proc}/{pid}", pid, unknown):
+                _scan_files(f"{proc}/{pid}/task/{thread}", pid, holders, unknown)
+    return Handles({node: frozenset(who) for node, who in holders.items()}, tuple(unknown))
+
+
+def _scan_files(process: str, pid: int, holders: dict[str, set[int]], unknown: list[str]) -> bool:
+    """Note the VFIO files of one task; whether it showed any file at all."""
+    directory = f"{process}/fd"
+    try:
+        names = os.listdir(directory)
+    except _VANISHED:
+        return False
+    except OSError as error:
+        unknown.append(f"{directory} can't be read: {fs.reason(error)}")
+        return True
+    for name in names:
+        try:
+            target = os.readlink(f"{directory}/{name}")
+        except _VANISHED:
+            continue
+        except OSError as error:
+            unknown.append(f"{directory}/{name} can't be read: {fs.reason(error)}")
+            continue
+        if "/vfio/" in target:
+            node = "vfio/" + target.removesuffix(_DELETED).rpartition("/vfio/")[2]
+            holders.setdefault(node, set()).add(pid)
+    return bool(names)
+
+
+def _threads(process: str, pid: int, unknown: list[str]) -> list[str]:
+    try:
+        return [name for name in os.listdir(f"{process}/task") if name != str(pid)]
+    except _VANISHED:
+        return []
+    except OSError as error:
+        unknown.append(f"{process}/task can't be read: {fs.reason(error)}")
+        return []

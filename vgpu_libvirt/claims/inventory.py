@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""libvirt's own list of running domains: its status files, each counted with its process.
+
+libvirt writes `<run>/qemu/<name>.xml` whole (aside, then rename) once QEMU is forked, and removes
+it between the hooks `stopped` and `release`. Old versions leave stale ones behind, hence the process.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+from .. import fs
+from ..domain import read
+from ..errors import DomainXmlError
+from . import processes
+from .model import Process
+
+if TYPE_CHECKING:
+    from ..config import Paths
+
+_VANISHED = (FileNotFoundError, ProcessLookupError)
+
+
+class LiveDomain(NamedTuple):
+    """A domain that runs, as its status file and its process show."""
+
+    uuid: str
+    name: str
+    id: int | None
+    process: Process
+    monitor: str
+    devices: frozenset[str]  # names of the PCI and mdev devices among its hostdevs
+
+
+class LiveDomains(NamedTuple):
+    """All domains that run, and why that list may be incomplete."""
+
+    domains: tuple[LiveDomain, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is missing."""
+        return not self.problems
+
+    def by_uuid(self, uuid: str) -> LiveDomain | None:
+        """The running domain with this UUID, or None."""
+        return next((domain for domain in self.domains if domain.uuid == uuid), None)
+
+    def using(self, device: str) -> LiveDomain | None:
+        """The running domain with DEVICE among its hostdevs, or None."""
+        return next((domain for domain in self.domains if device in domain.devices), None)
+
+
+def live_domains(paths: Paths) -> LiveDomains:
+    """Read all status files. No directory: no domains."""
+    directory = f"{paths.libvirt_run}/qemu"
+    domains = []
+    problems = []
+    try:
+        names = sorted(os.listdir(directory))
+    except FileNotFoundError:
+        return LiveDomains((), ())
+    except OSError as error:
+        return LiveDomains((), (f"{directory} can't be read: {fs.reason(error)}",))
+    for name in names:
+        if not name.endswith(".xml"):
+            continue
+        path = f"{directory}/{name}"
+        try:
+            domain = _live(paths, path)
+        except FileNotFoundError:
+            continue  # it ended while we looked
+        except OSError as error:
+            problems.append(f"the status file {path} can't be read: {fs.reason(error)}")
+            continue
+        except DomainXmlError as error:
+            problems.append(f"the status file {path} can't be understood: {error}")
+            continue
+        if domain:
+            domains.append(domain)
+    return LiveDomains(tuple(domains), tuple(problems))
+
+
+def live_domain(paths: Paths, name: str, uuid: str) -> LiveDomain | None:
+    """The running domain with UUID, looked for first in the file that its NAME suggests."""
+    try:
+        found = _live(paths, f"{paths.libvirt_run}/qemu/{name}.xml")
+    except (OSError, DomainXmlError):
+        found = None  # odd names are escaped; and the whole list says what is unreadable
+    return found if found and found.uuid == uuid else live_domains(paths).by_uuid(uuid)
+
+
+def _live(paths: Paths, path: str) -> LiveDomain | None:
+    status = read.parse_status(fs.read_text(path))
+    domain = status.domain
+    if status.pid is None:
+        raise DomainXmlError("it names no process")
+    try:
+        stat = processes.read_stat(paths.proc, status.pid)
+    except _VANISHED:
+        return None
+    except ValueError as error:
+        raise DomainXmlError(str(error)) from error
+    process = Process(status.pid, stat.start)
+    if processes.presence(paths.proc, process) is processes.Presence.GONE:
+        return None
+    if not processes.names_uuid(paths.proc, status.pid, domain.uuid):
+        return None
+    devices = {str(hostdev.address) for hostdev in domain.hostdevs if hostdev.address}
+    devices.update(hostdev.uuid for hostdev in domain.hostdevs if hostdev.uuid)
+    return LiveDomain(
+        domain.uuid, domain.name, domain.id, process, status.monitor or "", frozenset(devices)
+    )

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""The one verdict on whether a claim's owner lives, with the evidence that led to it.
+
+Any witness for life is enough to keep a device; death needs all of them. A pure function: hooks,
+sync, the command line and rollback all come here.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+from .model import Phase
+from .processes import Presence
+from .witnesses import monitor_of
+
+if TYPE_CHECKING:
+    from .inventory import LiveDomain
+    from .model import Claim
+    from .witnesses import Witnesses, World
+
+
+class State(StrEnum):
+    """What we know of a claim's owner."""
+
+    ALIVE = "alive"
+    DEAD = "dead"
+    UNKNOWN = "unknown"
+
+
+class Verdict(NamedTuple):
+    """The state of (claim, device), and the sentences that say why."""
+
+    state: State
+    evidence: tuple[str, ...]
+    other: LiveDomain | None = None  # somebody else who lives and has the device by now
+
+    @property
+    def why(self) -> str:
+        """The evidence as one text."""
+        return "; ".join(self.evidence)
+
+
+def judge(
+    claim: Claim,
+    world: World,
+    witnesses: Witnesses,
+    reserve_timeout: float,
+    start_is_over: bool = False,
+) -> Verdict:
+    """Say whether the owner of CLAIM lives and still has the device.
+
+    START_IS_OVER: the caller knows that the start that made this claim can't become a QEMU, as a
+    hook of the same domain and the same live daemon does: libvirt runs a domain's operations one
+    at a time.
+    """
+    other = world.domains.using(claim.device)
+    if other and (other.uuid == claim.domain_uuid or not witnesses.holders <= {other.process.pid}):
+        other = None
+    holders = frozenset[int]() if other else witnesses.holders
+    alive = tuple(_signs_of_life(claim, world, witnesses, holders))
+    doubts = tuple(_doubts(claim, world, witnesses, reserve_timeout, start_is_over))
+    if not doubts and not holders and _let_go(claim, world):
+        return Verdict(State.DEAD, (f"{claim.owner} runs, but has let {claim.device} go",), other)
+    if alive:
+        return Verdict(State.ALIVE, alive)
+    if doubts:
+        return Verdict(State.UNKNOWN, doubts)
+    return Verdict(State.DEAD, (f"nothing shows {claim.owner} alive",), other)
+
+
+def _same_boot(claim: Claim, world: World) -> bool:
+    return world.boot_id in (None, claim.boot_id)
+
+
+def _signs_of_life(
+    claim: Claim, world: World, witnesses: Witnesses, holders: frozenset[int]
+) -> list[str]:
+    signs = []
+    domain = world.domains.by_uuid(claim.domain_uuid)
+    if domain:
+        signs.append(f"libvirt has {claim.owner} running as process {domain.process.pid}")
+    if holders:
+        pids = ", ".join(map(str, sorted(holders)))
+        signs.append(f"{claim.device} is held open by process {pids}")
+    if witnesses.pid_file_owner is not None:
+        signs.append(f"its pid file is locked by process {witnesses.pid_file_owner}")
+    if claim.qemu and witnesses.qemu is Presence.RUNNING and _same_boot(claim, world):
+        signs.append(f"its QEMU, process {claim.qemu.pid}, runs")
+    if world.listeners and (path := monitor_of(claim, world.listeners)):
+        signs.append(f"its monitor {path} listens")
+    return signs
+
+
+def _doubts(
+    claim: Claim,
+    world: World,
+    witnesses: Witnesses,
+    reserve_timeout: float,
+    start_is_over: bool,
+) -> list[str]:
+    doubts = [*world.domains.problems[:1], *witnesses.unknown]
+    for kind, theirs, ours in zip(
+        claim.namespaces._fields, claim.namespaces, world.namespaces, strict=True
+    ):
+        if theirs is not None and ours is not None and theirs != ours:
+            doubts.append(f"it was claimed in another {kind} namespace")
+    if world.boot_id is None:
+        doubts.append("this boot's id can't be read")
+    if world.listeners is None:
+        doubts.append("the list of Unix sockets can't be read")
+    if not _same_boot(claim, world):
+        return doubts
+    if claim.qemu:
+        if witnesses.qemu is Presence.UNKNOWN:
+            doubts.append(f"its QEMU, process {claim.qemu.pid}, can't be looked at")
+    elif not (start_is_over or _start_has_lapsed(claim, world, witnesses, reserve_timeout)):
+        doubts.append(
+            f"the daemon that started it, process {claim.daemon.pid}, still runs"
+            if claim.daemon
+            else "the daemon that started it isn't known"
+        )
+    return doubts
+
+
+def _start_has_lapsed(
+    claim: Claim, world: World, witnesses: Witnesses, reserve_timeout: float
+) -> bool:
+    """Whether the start that made this claim can't become a QEMU any more.
+
+    Between `prepare` and QEMU its daemon is the only witness.
+    """
+    if claim.phase is Phase.RESERVED and world.since_boot - claim.since_boot > reserve_timeout:
+        return True
+    return witnesses.daemon is Presence.GONE
+
+
+def _let_go(claim: Claim, world: World) -> bool:
+    """Whether the owner runs without the device: hot-unplugged, or ejected by the guest."""
+    domain = world.domains.by_uuid(claim.domain_uuid)
+    return (
+        domain is not None
+        and claim.phase in (Phase.RUNNING, Phase.RELEASE_PENDING)
+        and claim.device not in domain.devices
+    )

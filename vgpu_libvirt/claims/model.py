@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""A claim, and the file that holds it: version 1, strict to read."""
+
+from __future__ import annotations
+
+import json
+import re
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from ..devices.model import Profile
+from ..errors import ClaimUnreadableError
+
+VERSION = 1
+# What a device may be called: a PCI address, or the UUID of a mediated device.
+DEVICE_NAME = re.compile(
+    r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}",
+    re.ASCII,
+)
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
+
+
+class Phase(StrEnum):
+    """How far an assignment has come."""
+
+    RESERVED = "reserved"  # for a start that is yet to come; lapses
+    CLAIMED = "claimed"  # on disk; the device may or may not be programmed
+    CONFIGURED = "configured"  # programmed and read back
+    RUNNING = "running"  # its QEMU is known
+    RELEASE_PENDING = "release-pending"  # should be given back, but it isn't provably safe yet
+
+
+class Process(NamedTuple):
+    """A process of one boot: its pid and its start time in clock ticks since boot."""
+
+    pid: int
+    start: int
+
+
+class Qemu(NamedTuple):
+    """The QEMU of a claim's owner, and the path of its monitor socket."""
+
+    pid: int
+    start: int
+    monitor: str
+
+
+class Namespaces(NamedTuple):
+    """Inode numbers of the namespaces in which the claim's pids and sockets mean something."""
+
+    pid: int | None
+    net: int | None
+
+
+class Claim(NamedTuple):
+    """That a domain, by UUID and hostdev alias, owns a device; one file each."""
+
+    device: str
+    backend: str
+    gpu: str
+    profile: Profile
+    claim_id: str
+    phase: Phase
+    domain_uuid: str
+    domain_name: str  # for people only: domains are renamed
+    domain_id: int | None
+    alias: str
+    boot_id: str
+    created: float  # seconds since the epoch, for people only
+    since_boot: float  # seconds, CLOCK_BOOTTIME
+    daemon: Process | None  # the libvirtd or virtqemud that ran the hook
+    qemu: Qemu | None
+    namespaces: Namespaces
+    adopted: bool = False
+    error: str | None = None
+
+    @property
+    def owner(self) -> str:
+        """The owner as a sentence names it."""
+        return f"domain '{self.domain_name}' ({self.domain_uuid})"
+
+    def to_json(self) -> dict[str, Any]:
+        """The claim as the file and `status --json` show it."""
+        fields = self._asdict()
+        for key in ("profile", "daemon", "qemu", "namespaces"):
+            fields[key] = fields[key] and fields[key]._asdict()
+        return {"version": VERSION, **fields}
+
+
+def dump(claim: Claim) -> str:
+    """The text of CLAIM's file."""
+    return json.dumps(claim.to_json(), indent=1) + "\n"
+
+
+def parse(text: str, device: str) -> Claim:
+    """Read the claim file of DEVICE. Raises ClaimUnreadableError, with the reason only.
+
+    Strict on purpose: a file that isn't exactly what we write protects its device.
+    """
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ClaimUnreadableError(f"not valid JSON ({error})") from error
+    if not isinstance(data, dict):
+        raise ClaimUnreadableError("not a JSON object")
+    version = data.pop("version", None)
+    if version != VERSION or isinstance(version, bool):
+        raise ClaimUnreadableError(f"of version {version!r}, but this program knows only {VERSION}")
+    expected = set(Claim._fields)
+    if data.keys() != expected:
+        names = ", ".join(sorted(map(str, data.keys() ^ expected)))
+        raise ClaimUnreadableError(f"wrong in its keys ({names})")
+    claim = Claim(
+        device=_text(data, "device"),
+        backend=_text(data, "backend"),
+        gpu=_text(data, "gpu"),
+        profile=Profile(*_record(data, "profile", id=int, name=str)),
+        claim_id=_text(data, "claim_id"),
+        phase=_phase(data),
+        domain_uuid=_uuid(data),
+        domain_name=_text(data, "domain_name"),
+        domain_id=_checked(data["domain_id"], "domain_id", int, True),
+        alias=_text(data, "alias"),
+        boot_id=_text(data, "boot_id"),
+        created=float(_checked(data["created"], "created", int | float)),
+        since_boot=float(_checked(data["since_boot"], "since_boot", int | float)),
+        daemon=Process(*_record(data, "daemon", pid=int, start=int)) if data["daemon"] else None,
+        qemu=Qemu(*_record(data, "qemu", pid=int, start=int, monitor=str))
+        if data["qemu"]
+        else None,
+        namespaces=Namespaces(*_record(data, "namespaces", pid=int | None, net=int | None)),
+        adopted=_checked(data["adopted"], "adopted", bool),
+        error=_checked(data["error"], "error", str, True),
+    )
+    if claim.device != device:
+        raise ClaimUnreadableError(f"about another device ('{claim.device}')")
+    return claim
+
+
+def _checked(value: Any, key: str, kind: Any, nullable: bool = False) -> Any:
+    if value is None and nullable:
+        return None
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise ClaimUnreadableError(f"wrong in '{key}' ({value!r:.60})")
+    return value
+
+
+def _text(data: dict[str, Any], key: str) -> str:
+    value = _checked(data[key], key, str)
+    if not value:
+        raise ClaimUnreadableError(f"wrong in '{key}' (empty)")
+    return str(value)
+
+
+def _record(data: dict[str, Any], key: str, **kinds: Any) -> list[Any]:
+    record = _checked(data[key], key, dict)
+    if record.keys() != kinds.keys():
+        raise ClaimUnreadableError(f"wrong in '{key}' ({record!r:.60})")
+    return [_checked(record[name], f"{key}.{name}", kind) for name, kind in kinds.items()]
+
+
+def _phase(data: dict[str, Any]) -> Phase:
+    try:
+        return Phase(_text(data, "phase"))
+    except ValueError:
+        raise ClaimUnreadableError(f"wrong in 'phase' ({data['phase']!r:.60})") from None
+
+
+def _uuid(data: dict[str, Any]) -> str:
+    value = _text(data, "domain_uuid")
+    if not _UUID.fullmatch(value):
+        raise ClaimUnreadableError(f"wrong in 'domain_uuid' ({value!r:.60})")
+    return value

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""What `<proc>` says about processes.
+
+Not psutil: its import costs a hook more than twice what all of this does, it takes a zombie whose
+threads still run for dead, and its start times are rounded seconds where we compare clock ticks.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from enum import Enum, auto
+from typing import NamedTuple
+
+from .. import fs
+from .model import Namespaces, Process, Qemu
+
+_DAEMONS = ("libvirtd", "virtqemud")
+_NAMESPACE = re.compile(r"\w+:\[(\d+)\]", re.ASCII)
+_VANISHED = (FileNotFoundError, ProcessLookupError)
+
+
+class Presence(Enum):
+    """Whether a process that somebody once saw is there."""
+
+    RUNNING = auto()
+    GONE = auto()
+    UNKNOWN = auto()
+
+
+class Stat(NamedTuple):
+    """Of `<proc>/<pid>/stat`: the name, the state's letter, the parent, and the start in ticks."""
+
+    name: str
+    state: str
+    parent: int
+    start: int
+
+
+def read_stat(proc: str, pid: int) -> Stat:
+    """Read a process's stat. Raises OSError (of _VANISHED where it's gone), ValueError."""
+    text = fs.read_text(f"{proc}/{pid}/stat")
+    # The name may contain spaces and parentheses; the fields begin after the last one.
+    head, _, tail = text.rpartition(")")
+    fields = tail.split()
+    if len(fields) < 20:
+        raise ValueError(f"{proc}/{pid}/stat is too short")
+    return Stat(head.partition("(")[2], fields[0], int(fields[1]), int(fields[19]))
+
+
+def presence(proc: str, process: Process | Qemu) -> Presence:
+    """Whether PROCESS still runs: same pid and start time, and not a zombie through and through.
+
+    A zombie leader whose other threads live still holds the files of its process.
+    """
+    try:
+        stat = read_stat(proc, process.pid)
+    except _VANISHED:
+        return Presence.GONE
+    except (OSError, ValueError):
+        return Presence.UNKNOWN
+    if stat.start != process.start:
+        return Presence.GONE
+    if stat.state in "ZX" and not _other_threads(proc, process.pid):
+        return Presence.GONE
+    return Presence.RUNNING
+
+
+def _other_threads(proc: str, pid: int) -> bool:
+    try:
+        return any(name != str(pid) for name in os.listdir(f"{proc}/{pid}/task"))
+    except _VANISHED:
+        return False
+    except OSError:
+        return True
+
+
+def names_uuid(proc: str, pid: int, uuid: str) -> bool:
+    """Whether the command line of PID has UUID in it, as QEMU's always has, or can't be read.
+
+    It reads as empty where the leader died and other threads live on.
+    """
+    try:
+        line = fs.read_text(f"{proc}/{pid}/cmdline")
+    except _VANISHED:
+        return False
+    except OSError:
+        return True
+    return not line or uuid in line
+
+
+def identify(proc: str, pid: int) -> Process | None:
+    """The process that has PID now, or None. Raises OSError, ValueError."""
+    try:
+        return Process(pid, read_stat(proc, pid).start)
+    except _VANISHED:
+        return None
+
+
+def daemon_above(proc: str, pid: int) -> Process | None:
+    """PID or its nearest ancestor that is a libvirt daemon; None where none can be found."""
+    seen = set()
+    while pid > 0 and pid not in seen:
+        seen.add(pid)
+        try:
+            stat = read_stat(proc, pid)
+        except (OSError, ValueError):
+            return None
+        if stat.name in _DAEMONS:
+            return Process(pid, stat.start)
+        pid = stat.parent
+    return None
+
+
+def boot_id(proc: str) -> str | None:
+    """The id of this boot, or None where it can't be read."""
+    try:
+        return fs.read_text(f"{proc}/sys/kernel/random/boot_id").strip() or None
+    except OSError:
+        return None
+
+
+def since_boot() -> float:
+    """Seconds since boot, sleep included; no clock that anybody can set."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def namespaces(proc: str) -> Namespaces:
+    """The namespaces of this process; None each where `<proc>/self/ns` doesn't show it."""
+    return Namespaces(_namespace(proc, "pid"), _namespace(proc, "net"))
+
+
+def _namespace(proc: str, kind: str) -> int | None:
+    try:
+        match = _NAMESPACE.fullmatch(os.readlink(f"{proc}/self/ns/{kind}"))
+    except OSError:
+        return None
+    return int(match[1]) if match else None

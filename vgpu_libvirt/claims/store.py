@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""The claim files: `<state>/claims/<device>.json`, one a device, whole or absent at any instant.
+
+Every function that writes is called with the host lock held (see locks.py). A new claim is written
+aside, fsynced and link(2)ed into place: that is exclusive and whole at once, where O_EXCL creation
+would leave an empty, protecting file behind when killed.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+from .. import fs
+from ..errors import ClaimedError, ClaimUnreadableError, StoreError
+from . import model
+
+if TYPE_CHECKING:
+    from .model import Claim
+
+_SUFFIX = ".json"
+
+
+class Claims(NamedTuple):
+    """The whole store as it was read: claims, and why others can't be, each by device name."""
+
+    readable: dict[str, Claim]
+    unreadable: dict[str, str]
+    problems: tuple[str, ...]
+
+    def of_domain(self, uuid: str) -> tuple[Claim, ...]:
+        """The claims of one domain, by device."""
+        return tuple(
+            claim for _, claim in sorted(self.readable.items()) if claim.domain_uuid == uuid
+        )
+
+
+def read_all(state: str) -> Claims:
+    """Read every claim. An unreadable one protects its device, which its file's name tells.
+
+    Raises StoreError where not even the names can be read.
+    """
+    directory = f"{state}/claims"
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return Claims({}, {}, ())
+    except OSError as error:
+        raise StoreError(f"the claims in {directory} can't be read: {fs.reason(error)}") from error
+    readable, unreadable, problems = {}, {}, []
+    for name in sorted(names):
+        device = name.removesuffix(_SUFFIX)
+        if device == name or not model.DEVICE_NAME.fullmatch(device):
+            problems.append(f"{directory}/{name} is not a claim; move it elsewhere")
+            continue
+        try:
+            claim = read(state, device)
+        except ClaimUnreadableError as error:
+            unreadable[device] = str(error)
+            problems.append(str(error))
+            continue
+        if claim:
+            readable[device] = claim
+    return Claims(readable, unreadable, tuple(problems))
+
+
+def read(state: str, device: str) -> Claim | None:
+    """The claim on DEVICE, or None. Raises ClaimUnreadableError."""
+    path = _path(state, device)
+    try:
+        return model.parse(fs.read_text(path), device)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        reason = f"unreadable: {fs.reason(error)}"
+        raise ClaimUnreadableError(_protects(path, reason, device)) from error
+    except ClaimUnreadableError as error:
+        raise ClaimUnreadableError(_protects(path, str(error), device)) from error
+
+
+def create(state: str, claim: Claim) -> None:
+    """Put a claim on a device that has none. Raises ClaimedError, StoreError."""
+    try:
+        aside = _write_aside(state, claim)
+        os.link(aside, _path(state, claim.device))
+        fs.sync_directory(f"{state}/claims")
+        os.unlink(aside)
+    except FileExistsError as error:
+        raise ClaimedError(f"{claim.device} has been claimed by somebody else") from error
+    except OSError as error:
+        raise _unwritable(state, claim.device, error) from error
+
+
+def replace(state: str, claim: Claim) -> None:
+    """Write a changed claim over its predecessor. Raises StoreError."""
+    try:
+        os.rename(_write_aside(state, claim), _path(state, claim.device))
+        fs.sync_directory(f"{state}/claims")
+    except OSError as error:
+        raise _unwritable(state, claim.device, error) from error
+
+
+def drop(state: str, device: str) -> None:
+    """Remove a claim. Raises StoreError."""
+    try:
+        os.unlink(_path(state, device))
+        fs.sync_directory(f"{state}/claims")
+    except OSError as error:
+        raise _unwritable(state, device, error) from error
+
+
+def _path(state: str, device: str) -> str:
+    return f"{state}/claims/{device}{_SUFFIX}"
+
+
+def _protects(path: str, reason: str, device: str) -> str:
+    return f"the claim file {path} is {reason}; {device} stays as it is until that is mended"
+
+
+def _unwritable(state: str, device: str, error: OSError) -> StoreError:
+    return StoreError(f"the claim on {device} can't be written in {state}: {fs.reason(error)}")
+
+
+def _write_aside(state: str, claim: Claim) -> str:
+    aside = f"{state}/tmp"
+    for directory in (aside, f"{state}/claims"):
+        fs.make_directory(directory)
+    # Who writes holds the host lock, so whatever lies here was left by somebody who was killed;
+    # it may be a second name of a claim's file, and must never be opened for writing.
+    for name in os.listdir(aside):
+        os.unlink(f"{aside}/{name}")
+    path = f"{aside}/{claim.device}{_SUFFIX}"
+    fs.write_new(path, model.dump(claim))
+    return path

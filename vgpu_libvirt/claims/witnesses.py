@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""What shows whether a domain lives: libvirt's files, the kernel's, the processes themselves.
+
+A hook can't ask libvirt, which holds the domain's lock while the hook runs. This module only looks;
+liveness.py draws the conclusion.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+from typing import TYPE_CHECKING, NamedTuple
+
+from .. import fs
+from ..errors import DeviceError
+from . import handles, inventory, processes
+from .processes import Presence
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..config import Paths
+    from .handles import Handles
+    from .inventory import LiveDomains
+    from .model import Claim, Namespaces, Process
+
+_LISTENING = 0x10000  # of the flags in <proc>/net/unix; accepted connections share the path
+_FLOCK = "hhqqi0q"  # struct flock of 64-bit Linux: type, whence, start, length, pid
+
+
+class World(NamedTuple):
+    """What the whole host shows at one time."""
+
+    boot_id: str | None
+    since_boot: float
+    namespaces: Namespaces
+    domains: LiveDomains
+    handles: Handles
+    listeners: tuple[str, ...] | None  # paths of listening Unix sockets; None: can't be read
+
+
+class Witnesses(NamedTuple):
+    """What bears on one claim alone."""
+
+    qemu: Presence | None  # None: the claim doesn't know its QEMU
+    daemon: Presence | None  # None: the claim doesn't know its daemon
+    pid_file_owner: int | None  # who holds the lock on the domain's pid file, and is its QEMU
+    holders: frozenset[int]  # pids that hold the device open
+    unknown: tuple[str, ...]  # what could not be looked at
+
+
+def look_around(paths: Paths) -> World:
+    """Look at the host anew."""
+    return World(
+        processes.boot_id(paths.proc),
+        processes.since_boot(),
+        processes.namespaces(paths.proc),
+        inventory.live_domains(paths),
+        handles.scan(paths.proc),
+        _listeners(paths.proc),
+    )
+
+
+def look_at(
+    paths: Paths, claim: Claim, world: World, nodes_of: Callable[[str], frozenset[str]]
+) -> Witnesses:
+    """Look at what bears on CLAIM. NODES_OF tells a device's VFIO nodes, or raises DeviceError."""
+    unknown = list(world.handles.unknown[:1])
+    holders: frozenset[int] = frozenset()
+    try:
+        holders = world.handles.on(nodes_of(claim.device))
+    except DeviceError as error:
+        unknown.append(str(error))
+    owner = None
+    try:
+        owner = _pid_file_owner(paths, claim)
+    except OSError as error:
+        unknown.append(f"the pid file of {claim.domain_name}: {fs.reason(error)}")
+    return Witnesses(
+        processes.presence(paths.proc, claim.qemu) if claim.qemu else None,
+        processes.presence(paths.proc, claim.daemon) if claim.daemon else None,
+        owner,
+        holders,
+        tuple(unknown),
+    )
+
+
+def running(paths: Paths, process: Process | None) -> bool:
+    """Whether PROCESS is known and provably runs."""
+    return process is not None and processes.presence(paths.proc, process) is Presence.RUNNING
+
+
+def monitor_of(claim: Claim, listeners: tuple[str, ...]) -> str | None:
+    """The listening monitor socket of CLAIM's domain, or None.
+
+    QEMU's end keeps its row after libvirt unlinked the path, so it outlives the domain's files.
+    """
+    if claim.qemu and claim.qemu.monitor in listeners:
+        return claim.qemu.monitor
+    if claim.domain_id is None:
+        return None
+    # libvirt names the directory by id and the first 20 characters of the name.
+    tail = f"/domain-{claim.domain_id}-{claim.domain_name[:20]}/monitor.sock"
+    return next((path for path in listeners if path.endswith(tail)), None)
+
+
+def _listeners(proc: str) -> tuple[str, ...] | None:
+    try:
+        rows = fs.read_text(f"{proc}/net/unix").splitlines()[1:]
+    except OSError:
+        return None
+    paths = []
+    for row in rows:
+        # Num RefCount Protocol Flags Type St Inode Path
+        fields = row.split(maxsplit=7)
+        if len(fields) == 8 and int(fields[3], 16) & _LISTENING:
+            paths.append(fields[7])
+    return tuple(paths)
+
+
+def _pid_file_owner(paths: Paths, claim: Claim) -> int | None:
+    """The process that holds the lock on the domain's pid file and is its QEMU; raises OSError.
+
+    QEMU holds that POSIX lock for its whole life. Another domain may have the name by now.
+    """
+    escaped = claim.domain_name
+    for char, entity in (("&", "amp"), ("<", "lt"), (">", "gt"), ("'", "apos"), ('"', "quot")):
+        escaped = escaped.replace(char, f"&{entity};")
+    for name in {claim.domain_name, escaped}:  # libvirt 9 escapes odd names as in XML
+        try:
+            fd = os.open(
+                f"{paths.libvirt_run}/qemu/{name}.pid", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+            )
+        except FileNotFoundError:
+            continue
+        try:
+            wanted = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(fd, fcntl.F_GETLK, wanted))
+        finally:
+            os.close(fd)
+        if kind != fcntl.F_UNLCK and processes.names_uuid(paths.proc, pid, claim.domain_uuid):
+            return int(pid)
+    return None

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Every path and policy. Nothing else in the package names a directory of the host."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from . import fs
+from .address import PciAddress
+from .errors import AddressError, ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+VARIABLE = "VGPU_LIBVIRT_CONFIG"
+DEFAULT_FILE = "/etc/vgpu-libvirt/config.toml"
+
+
+class Paths(NamedTuple):
+    """Directories, without a trailing slash."""
+
+    sysfs: str = "/sys"
+    proc: str = "/proc"
+    dev: str = "/dev"
+    state: str = "/var/lib/vgpu-libvirt"
+    runtime: str = "/run/vgpu-libvirt"
+    libvirt_run: str = "/run/libvirt"
+    libvirt_etc: str = "/etc/libvirt"
+
+
+class Policy(NamedTuple):
+    """What to do where there is a choice; times are in seconds."""
+
+    placement: str = "spread"
+    foreign: str = "keep"
+    exclude: tuple[PciAddress, ...] = ()
+    lock_timeout: float = 20.0
+    release_timeout: float = 5.0
+    reserve_timeout: float = 60.0
+
+
+class Config(NamedTuple):
+    """The whole configuration."""
+
+    paths: Paths = Paths()
+    policy: Policy = Policy()
+    uri: str = "qemu:///system"
+
+
+def load(environment: Mapping[str, str] = os.environ) -> Config:
+    """Read the file that $VGPU_LIBVIRT_CONFIG names, or the default one; none means defaults.
+
+    Raises ConfigError for a file that can't be read, parsed, or has a key or value we don't know.
+    """
+    path = environment.get(VARIABLE) or DEFAULT_FILE
+    try:
+        text = fs.read_text(path)
+    except FileNotFoundError:
+        return Config()
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {fs.reason(error)}") from error
+    return parse(text, path)
+
+
+def parse(text: str, path: str) -> Config:
+    """Make a Config of the TOML in TEXT. Raises ConfigError, naming PATH, line and key."""
+    import tomllib  # 10 ms that a host without a configuration file doesn't pay
+
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    values: dict[str, dict[str, Any]] = {}
+    for table, content in tables.items():
+        where = f"{path}, line {_line_of(text, table, None)}"
+        if table not in _KEYS:
+            raise ConfigError(f"{where}: unknown table [{table}]; known: {_listed(_KEYS)}")
+        if not isinstance(content, dict):
+            raise ConfigError(f"{where}: {table} must be a table, [{table}]")
+        values[table] = {
+            key: _value(text, path, table, key, value) for key, value in content.items()
+        }
+    return Config(
+        Paths(**values.get("paths", {})),
+        Policy(**values.get("policy", {})),
+        **values.get("libvirt", {}),
+    )
+
+
+def _value(text: str, path: str, table: str, key: str, value: object) -> object:
+    where = f"{path}, line {_line_of(text, table, key)}"
+    if key not in _KEYS[table]:
+        raise ConfigError(
+            f"{where}: unknown key '{key}' in [{table}]; known: {_listed(_KEYS[table])}"
+        )
+    try:
+        return _KEYS[table][key](value)
+    except (ValueError, AddressError) as error:
+        raise ConfigError(f"{where}: {key} in [{table}]: {error}") from error
+
+
+def _line_of(text: str, table: str, key: str | None) -> int:
+    """The line on which TABLE, or KEY in it, stands; 1 where a spelling hides it from us."""
+    inside = found = False
+    for number, line in enumerate(text.splitlines(), 1):
+        bare = line.split("#")[0].replace(" ", "").replace('"', "")
+        inside = bare == f"[{table}]" if bare.startswith("[") else inside
+        dotted = bare.startswith((f"{table}.{key}=", f"{table}=", f"{table}."))
+        found = (inside and bare.startswith(f"{key}=")) or (not inside and dotted)
+        if found or (key is None and inside):
+            return number
+    return 1
+
+
+def _listed(names: Mapping[str, object]) -> str:
+    return ", ".join(sorted(names))
+
+
+def _directory(value: object) -> str:
+    if not isinstance(value, str) or not value.startswith("/"):
+        raise ValueError(f"must be an absolute path, not {value!r}")
+    return value.rstrip("/") or "/"
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"must be a text, not {value!r}")
+    return value
+
+
+def _seconds(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 86400:
+        raise ValueError(f"must be a number of seconds above 0, not {value!r}")
+    return float(value)
+
+
+def _one_of(*allowed: str) -> Callable[[object], str]:
+    def check(value: object) -> str:
+        if value not in allowed:
+            raise ValueError(f"must be one of {', '.join(allowed)}, not {value!r}")
+        return str(value)
+
+    return check
+
+
+def _addresses(value: object) -> tuple[PciAddress, ...]:
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise ValueError(f"must be a list of PCI addresses, not {value!r}")
+    return tuple(PciAddress.parse(item) for item in value)
+
+
+_KEYS: dict[str, dict[str, Callable[[object], object]]] = {
+    "paths": dict.fromkeys(Paths._fields, _directory),
+    "libvirt": {"uri": _text},
+    "policy": {
+        "placement": _one_of("spread", "pack"),
+        "foreign": _one_of("keep", "reset"),
+        "exclude": _addresses,
+        "lock_timeout": _seconds,
+        "release_timeout": _seconds,
+        "reserve_timeout": _seconds,
+    },
+}

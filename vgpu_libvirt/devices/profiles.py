@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Finds the profile that a request means; pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..errors import RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from .model import Device, Profile
+
+
+def find(wanted: str, profiles: Iterable[Profile]) -> tuple[Profile, ...]:
+    """The profiles that WANTED names: by full name, else by short name, else by id."""
+    profiles = tuple(profiles)
+    for key in ("name", "short_name", "id"):
+        if found := tuple(p for p in profiles if str(getattr(p, key)) == wanted):
+            return found
+    return ()
+
+
+def resolve(
+    wanted: str, device: Device, known_on_host: Callable[[], tuple[Profile, ...]], neighbours: str
+) -> Profile:
+    """The profile of DEVICE that WANTED names.
+
+    KNOWN_ON_HOST tells the profiles seen anywhere on the host; only a refusal needs them.
+    NEIGHBOURS says what runs on the same GPU. Raises RequestError for a profile that is unknown,
+    ambiguous or not creatable now, with what there is instead.
+    """
+    creatable = device.creatable or ()
+    found = find(wanted, creatable)
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise RequestError(
+            f"profile '{wanted}' is ambiguous on {device.name}: it could be {listed(found)}; ask "
+            "for one by its full name or id"
+        )
+    possible = f"it could be given {listed(creatable)}" if creatable else "it can be given nothing"
+    known = known_on_host()
+    if found := find(wanted, known):
+        raise RequestError(
+            f"{device.name} can't be given {found[0].name} now, since its GPU {device.gpu} "
+            f"{neighbours}; {possible} now"
+        )
+    raise RequestError(
+        f"profile '{wanted}' is unknown on this host; {device.name}: {possible}"
+        + ("" if creatable or not known else f"; the host has {listed(known)}")
+    )
+
+
+def listed(profiles: Iterable[Profile]) -> str:
+    """PROFILES as a sentence names them."""
+    return ", ".join(f"{profile.name} ({profile.id})" for profile in sorted(profiles))

@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""vGPUs as SR-IOV VFs under the vendor's own VFIO driver (Linux 6.8 and later).
+
+Each VF has `nvidia/creatable_vgpu_types` and `nvidia/current_vgpu_type` in its sysfs directory.
+The driver's rules, as public sources and field reports tell them: a type can't be set over a type
+(not even the same), 0 over 0 may fail, a refusal may come as EPERM, EIO, EBUSY, EINVAL, ENODEV or
+ENOSPC, and a write that succeeds may still leave 0. So we read before and after each write, and
+never act on an errno.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from typing import TYPE_CHECKING
+
+from .. import fs
+from ..address import PciAddress
+from ..errors import AddressError, DeviceError, InUseError, RewrittenError
+from .model import Device, Gpu, Inventory, Profile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+BACKEND = "vendor-vfio"
+
+_VIRTFN = re.compile(r"virtfn(\d+)", re.ASCII)
+_NAME_FIRST = re.compile(r"(?P<name>\S.*?\S)\s+(?P<id>\d+)", re.ASCII)
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.5  # seconds between attempts to clear
+
+
+def parse_creatable(text: str) -> tuple[Profile, ...]:
+    """Read a `creatable_vgpu_types`: `id : name` rows, with or without the header, or none.
+
+    Two peers describe rows of `name  id`; a file of nothing but these is read too.
+    Raises DeviceError, with the line, for anything else.
+    """
+    profiles: dict[int, Profile] = {}
+    shapes = set()
+    for line in filter(None, map(str.strip, text.splitlines())):
+        left, colon, right = (part.strip() for part in line.partition(":"))
+        if colon and left.upper() == "ID":
+            continue
+        match = None if colon else _NAME_FIRST.fullmatch(line)
+        if match:
+            left, right = match["id"], match["name"]
+        shapes.add(bool(match))
+        if not (left.isascii() and left.isdigit() and right) or len(shapes) > 1:
+            raise DeviceError(f"line '{line}' is no row of profile id and name")
+        profile = Profile(int(left), right)
+        if profiles.setdefault(profile.id, profile) != profile:
+            raise DeviceError(f"line '{line}' gives id {profile.id} a second name")
+    return tuple(profiles.values())
+
+
+def parse_current(text: str) -> int:
+    """Read a `current_vgpu_type`: 0 or a profile's id. Raises DeviceError."""
+    text = text.strip()
+    if not (text.isascii() and text.isdigit()):
+        raise DeviceError(f"'{text[:40]}' is no profile id")
+    return int(text)
+
+
+def directory(sysfs: str, address: PciAddress) -> str:
+    """The sysfs directory of a PCI device."""
+    return f"{sysfs}/bus/pci/devices/{address}"
+
+
+def exists(sysfs: str, address: PciAddress) -> bool:
+    """Whether the host has this PCI device at all. Raises DeviceError where it can't be told."""
+    try:
+        os.stat(directory(sysfs, address))
+    except FileNotFoundError:
+        if os.path.isdir(f"{sysfs}/bus/pci/devices"):
+            return False
+        raise DeviceError(f"{sysfs}/bus/pci/devices is not there; is sysfs mounted?") from None
+    except OSError as error:
+        raise DeviceError(f"{address} can't be looked up: {fs.reason(error)}") from error
+    return True
+
+
+def is_vgpu_vf(sysfs: str, address: PciAddress) -> bool:
+    """Whether this is a VF that the vendor's driver can make a vGPU of.
+
+    By `physfn` and `nvidia/` alone: PF and VFs may share a device id, the PCI class of a GPU
+    varies, and the PF never has an `nvidia` directory.
+    """
+    path = directory(sysfs, address)
+    return os.path.islink(f"{path}/physfn") and os.path.isdir(f"{path}/nvidia")
+
+
+def is_gpu(sysfs: str, address: PciAddress) -> bool:
+    """Whether this is the PF of at least one such VF."""
+    return any(is_vgpu_vf(sysfs, vf) for vf in virtual_functions(sysfs, address))
+
+
+def virtual_functions(sysfs: str, gpu: PciAddress) -> list[PciAddress]:
+    """The VFs of GPU by its `virtfnN` links, in the order of N; empty where it can't be read."""
+    path = directory(sysfs, gpu)
+    found = []
+    try:
+        names = os.listdir(path)
+    except OSError:
+        return []
+    for name in names:
+        if match := _VIRTFN.fullmatch(name):
+            try:
+                target = os.path.basename(os.readlink(f"{path}/{name}"))
+                found.append((int(match[1]), PciAddress.parse(target)))
+            except (OSError, AddressError):
+                continue  # a VF that is just going away
+    return [address for _, address in sorted(found)]
+
+
+def gpu_of(sysfs: str, address: PciAddress) -> PciAddress:
+    """The PF of a VF, by its `physfn` link. Raises DeviceError."""
+    try:
+        target = os.readlink(f"{directory(sysfs, address)}/physfn")
+        return PciAddress.parse(os.path.basename(target))
+    except OSError as error:
+        raise DeviceError(f"the GPU of {address} can't be told: {fs.reason(error)}") from error
+    except AddressError as error:
+        raise DeviceError(f"the GPU of {address} can't be told: {error}") from error
+
+
+def read_current(sysfs: str, address: PciAddress) -> int:
+    """The id of the profile on a VF now; 0: none. Raises DeviceError."""
+    path = f"{directory(sysfs, address)}/nvidia/current_vgpu_type"
+    try:
+        return parse_current(fs.read_text(path))
+    except OSError as error:
+        raise DeviceError(f"{path} can't be read: {fs.reason(error)}") from error
+    except DeviceError as error:
+        raise DeviceError(f"{path} can't be understood: {error}") from error
+
+
+def read_creatable(sysfs: str, address: PciAddress) -> tuple[Profile, ...]:
+    """The profiles that a VF could be given now. Raises DeviceError.
+
+    It shrinks with what runs on the same GPU, and is empty on most drivers once the VF has a type.
+    """
+    path = f"{directory(sysfs, address)}/nvidia/creatable_vgpu_types"
+    try:
+        return parse_creatable(fs.read_text(path))
+    except OSError as error:
+        raise DeviceError(f"{path} can't be read: {fs.reason(error)}") from error
+    except DeviceError as error:
+        raise DeviceError(f"{path} can't be understood: {error}") from error
+
+
+def read_device(sysfs: str, address: PciAddress) -> Device:
+    """Read a VF. What can't be read is None, with the reason. Raises DeviceError for no GPU."""
+    gpu = gpu_of(sysfs, address)
+    type_id, creatable = None, None
+    errors = []
+    try:
+        type_id = read_current(sysfs, address)
+    except DeviceError as error:
+        errors.append(str(error))
+    try:
+        creatable = read_creatable(sysfs, address)
+    except DeviceError as error:
+        errors.append(str(error))
+    return Device(address, gpu, type_id, creatable, "; ".join(errors) or None)
+
+
+def discover(sysfs: str, exclude: tuple[PciAddress, ...] = ()) -> Inventory:
+    """Find all vGPU VFs of the host, by GPU, but for those in EXCLUDE (devices or GPUs).
+
+    A VF that can't be read costs that VF: it stands in the list with its error, and in `problems`.
+    """
+    root = f"{sysfs}/bus/pci/devices"
+    devices: dict[PciAddress, list[Device]] = {}
+    problems = []
+    try:
+        names = os.listdir(root)
+    except FileNotFoundError:
+        names = []
+    except OSError as error:
+        return Inventory((), (f"{root} can't be read: {fs.reason(error)}",))
+    for name in names:
+        try:
+            address = PciAddress.parse(name)
+        except AddressError:
+            continue
+        if not is_vgpu_vf(sysfs, address):
+            continue
+        try:
+            device = read_device(sysfs, address)
+        except DeviceError as error:
+            problems.append(str(error))
+            continue
+        if exclude and (address in exclude or device.gpu in exclude):
+            continue
+        devices.setdefault(device.gpu, []).append(device)
+        if device.error:
+            problems.append(device.error)
+    return Inventory(
+        tuple(
+            Gpu(gpu, BACKEND, numa_node(sysfs, gpu), tuple(sorted(devices[gpu])))
+            for gpu in sorted(devices)
+        ),
+        tuple(sorted(problems)),
+    )
+
+
+def numa_node(sysfs: str, gpu: PciAddress) -> int | None:
+    """The NUMA node of a PCI device; None where there is none or the host doesn't say."""
+    try:
+        node = int(fs.read_text(f"{directory(sysfs, gpu)}/numa_node"))
+    except (OSError, ValueError):
+        return None
+    return node if node >= 0 else None
+
+
+def vfio_nodes(sysfs: str, address: PciAddress) -> frozenset[str]:
+    """The VFIO nodes of a VF below `<dev>`: `vfio/<group>` and `vfio/devices/vfio<N>`.
+
+    QEMU may hold either. An unbound VF has no cdev, a host without groups no group.
+    Raises DeviceError where they can't be told.
+    """
+    path = directory(sysfs, address)
+    nodes = set()
+    try:
+        nodes.add(f"vfio/{os.path.basename(os.readlink(f'{path}/iommu_group'))}")
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise DeviceError(f"the IOMMU group of {address}: {fs.reason(error)}") from error
+    try:
+        nodes.update(f"vfio/devices/{name}" for name in os.listdir(f"{path}/vfio-dev"))
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise DeviceError(f"the VFIO device of {address}: {fs.reason(error)}") from error
+    return frozenset(nodes)
+
+
+def program(sysfs: str, address: PciAddress, profile: Profile, guard: Callable[[], None]) -> None:
+    """Set PROFILE on a VF that has none, and read it back.
+
+    GUARD is called right before the write, and raises to stop it. Raises DeviceError.
+    """
+    current = read_current(sysfs, address)
+    if current:
+        raise DeviceError(f"{address} has type {current} already")
+    guard()
+    refusal = _write(sysfs, address, profile.id)
+    if (current := read_current(sysfs, address)) != profile.id:
+        raise DeviceError(
+            f"the driver did not put {profile.name} on {address}: "
+            f"{refusal or f'the write succeeded, but it reads {current}'}"
+        )
+
+
+def clear(
+    sysfs: str,
+    address: PciAddress,
+    expected: int,
+    guard: Callable[[], None],
+    deadline: float,
+    may_be_in_use: bool = False,
+) -> None:
+    """Take the type EXPECTED off a VF, and read back that it has none; nothing where it has none.
+
+    A VF isn't always ready right after QEMU closed it, so a refusal is tried again, with growing
+    pauses, while `time.monotonic()` is below DEADLINE. GUARD is called right before each write.
+    With MAY_BE_IN_USE, its InUseError counts as a refusal: a dying QEMU still closes its files.
+    Raises RewrittenError where another type stands there, DeviceError, or what GUARD raises.
+    """
+    pause = _FIRST_PAUSE
+    while (current := read_current(sysfs, address)) != 0:
+        if current != expected:
+            raise RewrittenError(
+                f"{address} has type {current}, not the {expected} that we wrote; "
+                "somebody else changed it"
+            )
+        failure: Exception
+        try:
+            guard()
+            refusal = _write(sysfs, address, 0)
+            failure = DeviceError(
+                f"the driver did not clear {address}: {refusal or 'the write changed nothing'}"
+            )
+        except InUseError as error:
+            if not may_be_in_use:
+                raise
+            failure = error
+        if read_current(sysfs, address) == 0:
+            return
+        if time.monotonic() + pause > deadline:
+            raise failure
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def _write(sysfs: str, address: PciAddress, value: int) -> str | None:
+    """Write VALUE; return how the driver refused it, or None."""
+    path = f"{directory(sysfs, address)}/nvidia/current_vgpu_type"
+    try:
+        fs.write_attribute(path, str(value))
+    except OSError as error:
+        return fs.reason(error)
+    return None

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Finds, for each request of a domain, the PCI device that its hostdev names; pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..errors import RequestError
+
+if TYPE_CHECKING:
+    from ..address import PciAddress
+    from .model import Domain, Hostdev, Request
+
+
+class Wanted(NamedTuple):
+    """A request with the address at which libvirt will look for the device."""
+
+    request: Request
+    address: PciAddress
+
+    @property
+    def device(self) -> str:
+        """The device's name."""
+        return str(self.address)
+
+
+def match(domain: Domain) -> tuple[Wanted, ...]:
+    """Pair each request with its hostdev's address, in the order of the addresses.
+
+    Raises RequestError for metadata that can't be understood, and for a hostdev that is missing,
+    of another type, managed, without an address that could be real, or shared by two requests.
+    """
+    if domain.request_error:
+        raise RequestError(
+            f"the vGPU request in the metadata of domain '{domain.name}' can't be understood: "
+            f"{domain.request_error}"
+        )
+    found: dict[PciAddress, Wanted] = {}
+    aliases = set()
+    for request in domain.requests:
+        if request.alias in aliases:
+            raise RequestError(
+                f"domain '{domain.name}' asks for '{request.alias}' twice; give each vGPU an alias "
+                "of its own"
+            )
+        aliases.add(request.alias)
+        wanted = Wanted(request, _address(domain, request))
+        if wanted.address in found:
+            raise RequestError(
+                f"domain '{domain.name}' asks for two vGPUs on one device, {wanted.device}: "
+                f"'{found[wanted.address].request.alias}' and '{request.alias}'; point one hostdev "
+                "at another"
+            )
+        found[wanted.address] = wanted
+    return tuple(found[address] for address in sorted(found))
+
+
+def _address(domain: Domain, request: Request) -> PciAddress:
+    hostdev = domain.hostdev(request.alias)
+    if hostdev is None:
+        known = sorted(other.alias for other in domain.hostdevs if other.alias)
+        raise RequestError(
+            f"domain '{domain.name}' asks for a vGPU at '{request.alias}', but has no hostdev with "
+            f"that alias (its hostdevs' aliases: {', '.join(known) or 'none'}); add one, or run "
+            f"'virt-vgpu detach' and 'virt-vgpu attach', which write both"
+        )
+    where = f"the hostdev '{request.alias}' of domain '{domain.name}'"
+    if hostdev.kind != "pci":
+        raise RequestError(f"{where} is of type '{hostdev.kind}'; it must be of type 'pci'")
+    if hostdev.managed:
+        raise RequestError(
+            f"{where} has managed='yes', with which libvirt would unbind the driver that makes the "
+            "vGPU; set managed='no'"
+        )
+    if request.params is not None:
+        raise RequestError(
+            f"the vGPU '{request.alias}' of domain '{domain.name}' has params, which only mediated "
+            "devices take; remove them"
+        )
+    if hostdev.address is None or hostdev.address.is_placeholder:
+        raise RequestError(
+            f"{where} {_no_address(hostdev)}; give it the address of a VF, as "
+            "'virt-vgpu list' shows them"
+        )
+    return hostdev.address
+
+
+def _no_address(hostdev: Hostdev) -> str:
+    if hostdev.address:
+        return f"has the placeholder {hostdev.address} as its source's address"
+    if hostdev.address_error:
+        return f"has no usable source address ({hostdev.address_error})"
+    return "has no source address"

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""What `hooks/qemu` hands over to: `NAME OPERATION SUBOPERATION EXTRA`, domain XML on stdin.
+
+libvirt, and every `virsh list` on the host, waits while this runs. So it imports what its operation
+needs and no more, and never libvirt: a hook that calls libvirt deadlocks.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from .domain.model import NAMESPACE
+from .domain.read import parse_domain
+from .errors import DomainXmlError, VgpuError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import BinaryIO, TextIO
+
+    from .domain.model import Domain
+    from .lifecycle.context import Context
+
+MAY_REFUSE = ("prepare", "start", "migrate", "restore")
+OPERATIONS = (*MAY_REFUSE, "started", "stopped", "release", "reconnect", "attach")
+
+DONE = 0
+REFUSED = 1
+USAGE = 2
+REFUSED_BYSTANDER = 3  # for a domain that didn't ask; the stub believes no other exit status then
+
+# The stub says who ran it: its own parent, where a dispatcher may stand between us and libvirt.
+PARENT_VARIABLE = "VGPU_LIBVIRT_PARENT"
+
+
+def main(
+    arguments: list[str], stdin: BinaryIO, stderr: TextIO, environment: Mapping[str, str]
+) -> int:
+    """Run one hook operation; return the exit status."""
+    document = stdin.read()
+    operation = arguments[1] if len(arguments) > 1 else ""
+    may_refuse = operation in MAY_REFUSE
+    if len(arguments) != 4:
+        if operation and not may_refuse:
+            return DONE
+        print("usage: vgpu-libvirt-hook NAME OPERATION SUBOPERATION EXTRA <XML", file=stderr)
+        return USAGE
+    if operation not in OPERATIONS:
+        return DONE
+    asks = NAMESPACE.encode() in document
+    try:
+        domain = _read(document)
+        asks = domain.asks
+        if operation in MAY_REFUSE and not asks and not any(h.address for h in domain.hostdevs):
+            return DONE
+        problems, harm = _run(operation, domain, environment)
+    except VgpuError as error:
+        problems, harm = [str(error)], None
+        refused = may_refuse and asks
+    except Exception as error:  # a bug of ours must end in a sentence, and must not kill a guest
+        problems, harm = (
+            [f"internal error, please report it: {type(error).__name__}: {error}"],
+            None,
+        )
+        refused = may_refuse and asks
+    else:
+        refused = harm is not None
+    for problem in [*problems, harm] if harm else problems:
+        print(f"vgpu-libvirt: {problem}", file=stderr)
+    if not refused:
+        return DONE
+    return REFUSED if asks else REFUSED_BYSTANDER
+
+
+def _read(document: bytes) -> Domain:
+    try:
+        return parse_domain(document.decode())
+    except UnicodeDecodeError as error:
+        raise DomainXmlError("the domain's XML is not in UTF-8") from error
+
+
+def _run(
+    operation: str, domain: Domain, environment: Mapping[str, str]
+) -> tuple[list[str], str | None]:
+    """Do OPERATION; return the problems to tell, and what damage a hostdev would do.
+
+    Raises VgpuError to refuse a domain that asks.
+    """
+    from . import config
+    from .claims.processes import daemon_above
+    from .lifecycle.context import Context
+
+    settings = config.load(environment)
+    parent = environment.get(PARENT_VARIABLE, "")
+    pid = int(parent) if parent.isascii() and parent.isdigit() else os.getppid()
+    context = Context(settings, daemon_above(settings.paths.proc, pid))
+    if operation in ("prepare", "start"):
+        from .lifecycle import bystander, prepare
+
+        harm = bystander.harm(context, domain, operation)
+        if harm is None and domain.asks:
+            (prepare.prepare if operation == "prepare" else prepare.start)(context, domain)
+        return [], harm
+    return _follow(operation)(context, domain), None
+
+
+def _follow(operation: str) -> Callable[[Context, Domain], list[str]]:
+    """The function for an operation that never refuses."""
+    if operation == "release":
+        from .lifecycle.release import release
+
+        return release
+    from .lifecycle import running
+
+    return {
+        "started": running.started,
+        "stopped": running.stopped,
+        "reconnect": running.reconnect,
+        "attach": running.reconnect,
+    }.get(operation, _nothing)
+
+
+def _nothing(_context: Context, _domain: Domain) -> list[str]:
+    """For `migrate` and `restore`: libvirt takes an empty answer as no change.
+
+    The `prepare` that follows sees to the device that the document names.
+    """
+    return []
+
+
+def run() -> None:
+    """Run as a program."""
+    sys.exit(main(sys.argv[1:], sys.stdin.buffer, sys.stderr, os.environ))

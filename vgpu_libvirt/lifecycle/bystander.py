@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Hostdevs that didn't ask for a vGPU, where we know that they would damage one.
+
+Whatever we can't read or understand here, the domain starts: it has nothing to do with us.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from ..claims import handles, inventory, store
+from ..devices import vendor_vfio
+from ..errors import VgpuError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..address import PciAddress
+    from ..domain.model import Domain, Hostdev
+    from .context import Context
+
+_T = TypeVar("_T")
+_ASK = "to get a vGPU there, ask for a profile with 'virt-vgpu attach'"
+
+
+def harm(context: Context, domain: Domain, operation: str) -> str | None:
+    """The sentence that says what damage a hostdev without a request would do; None: none known.
+
+    OPERATION is `prepare` or `start`. At the latter, when every other script of the host's hooks
+    has had its turn, a VF without a type is refused too: QEMU could only die of it with a riddle.
+    """
+    asked = {request.alias for request in domain.requests}
+    for hostdev in domain.hostdevs:
+        address = hostdev.address
+        if hostdev.kind != "pci" or address is None or hostdev.alias in asked:
+            continue
+        where = f"a hostdev of domain '{domain.name}' points at {address}"
+        if problem := _harm_of(context, domain, hostdev, address, operation):
+            return f"{where}, {problem}"
+    return None
+
+
+def _harm_of(
+    context: Context, domain: Domain, hostdev: Hostdev, address: PciAddress, operation: str
+) -> str | None:
+    sysfs = context.config.paths.sysfs
+    exclude = context.config.policy.exclude
+    if address in exclude:
+        return None
+    if not vendor_vfio.is_vgpu_vf(sysfs, address):
+        return _known(lambda: _harm_to_vfs(context, address))
+    if exclude and _known(lambda: vendor_vfio.gpu_of(sysfs, address)) in exclude:
+        return None
+    if hostdev.managed:
+        return (
+            "a VF for vGPUs, with managed='yes', with which libvirt would unbind the driver that "
+            f"makes the vGPU; set managed='no', and {_ASK}"
+        )
+    return (
+        _known(lambda: _owner(context, domain, address))
+        or _known(lambda: _user(context, domain, address))
+        or (operation == "start" and _known(lambda: _untyped(sysfs, address)))
+        or None
+    )
+
+
+def _known(look: Callable[[], _T | None]) -> _T | None:
+    """What LOOK finds; None where it can't tell, since then we know of no harm."""
+    try:
+        return look()
+    except VgpuError:
+        return None
+
+
+def _owner(context: Context, domain: Domain, address: PciAddress) -> str | None:
+    claim = store.read(context.config.paths.state, str(address))
+    if claim is None or claim.domain_uuid == domain.uuid:
+        return None
+    return f"a vGPU that belongs to {claim.owner}; point it at another VF"
+
+
+def _user(context: Context, domain: Domain, address: PciAddress) -> str | None:
+    paths = context.config.paths
+    user = inventory.live_domains(paths).using(str(address))
+    if user and user.uuid != domain.uuid:
+        return (
+            f"a vGPU in use by the running domain '{user.name}' ({user.uuid}); point it at "
+            "another VF"
+        )
+    pids = handles.scan(paths.proc).on(vendor_vfio.vfio_nodes(paths.sysfs, address))
+    if pids:
+        return f"a vGPU that process {min(pids)} has open; point it at another VF"
+    return None
+
+
+def _untyped(sysfs: str, address: PciAddress) -> str | None:
+    if vendor_vfio.read_current(sysfs, address):
+        return None
+    return f"a VF without a vGPU type, which QEMU can't open; {_ASK}"
+
+
+def _harm_to_vfs(context: Context, address: PciAddress) -> str | None:
+    """What giving away a whole GPU would do to the vGPUs on it."""
+    claims = store.read_all(context.config.paths.state).readable.values()
+    owners = sorted(claim.owner for claim in claims if claim.gpu == str(address))
+    if not owners:
+        return None
+    return f"a GPU that has the vGPU of {owners[0]}; point it at another GPU"

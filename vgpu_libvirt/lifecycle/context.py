@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""For whom we act, and the guards that every write to a device goes through."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..address import PciAddress
+from ..claims import handles, liveness, processes, witnesses
+from ..claims.model import Claim, Phase
+from ..devices import vendor_vfio
+from ..errors import DeviceError, InUseError, RefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..claims.handles import Handles
+    from ..claims.liveness import Verdict
+    from ..claims.model import Process
+    from ..claims.witnesses import World
+    from ..config import Config
+    from ..devices.model import Profile
+    from ..domain.model import Domain
+
+
+class Context(NamedTuple):
+    """The configuration, and the libvirt daemon that runs this hook."""
+
+    config: Config
+    daemon: Process | None = None
+
+    @property
+    def daemon_runs(self) -> bool:
+        """Whether our daemon is known and still there; an orphaned hook's isn't."""
+        return witnesses.running(self.config.paths, self.daemon)
+
+    def lock_deadline(self) -> float:
+        """The `time.monotonic()` until which a lock is waited for, from now."""
+        return time.monotonic() + self.config.policy.lock_timeout
+
+    def new_claim(
+        self, domain: Domain, alias: str, address: PciAddress, gpu: PciAddress, profile: Profile
+    ) -> Claim:
+        """A fresh claim of DOMAIN on the device at ADDRESS, with an id that no other ever has.
+
+        Raises RefusedError where the boot can't be told, without which a claim proves nothing.
+        """
+        proc = self.config.paths.proc
+        boot_id = processes.boot_id(proc)
+        if boot_id is None:
+            raise RefusedError(
+                f"{address} can't be claimed, since {proc}/sys/kernel/random/boot_id can't be read"
+            )
+        return Claim(
+            device=str(address),
+            backend=vendor_vfio.BACKEND,
+            gpu=str(gpu),
+            profile=profile,
+            claim_id=os.urandom(16).hex(),
+            phase=Phase.CLAIMED,
+            domain_uuid=domain.uuid,
+            domain_name=domain.name,
+            domain_id=domain.id,
+            alias=alias,
+            boot_id=boot_id,
+            created=time.time(),
+            since_boot=processes.since_boot(),
+            daemon=self.daemon,
+            qemu=None,
+            namespaces=processes.namespaces(proc),
+        )
+
+    def nodes(self, device: str) -> frozenset[str]:
+        """The VFIO nodes of DEVICE. Raises DeviceError."""
+        return vendor_vfio.vfio_nodes(self.config.paths.sysfs, PciAddress.parse(device))
+
+    def judge(self, claim: Claim, world: World, start_is_over: bool = False) -> Verdict:
+        """The verdict on CLAIM; a start by our own live daemon is over, since we are its hook."""
+        ours = claim.daemon is not None and claim.daemon == self.daemon and self.daemon_runs
+        return liveness.judge(
+            claim,
+            world,
+            witnesses.look_at(self.config.paths, claim, world, self.nodes),
+            self.config.policy.reserve_timeout,
+            start_is_over or ours,
+        )
+
+    def write_guard(self, device: str, seen: Handles | None = None) -> Callable[[], None]:
+        """A check to make right before each write to DEVICE, programming included.
+
+        It raises InUseError unless a fresh look, or SEEN, shows that nobody has the device open: a
+        living guest's VF has been seen with type 0.
+        """
+
+        def check() -> None:
+            try:
+                nodes = self.nodes(device)
+            except DeviceError as error:
+                raise InUseError(f"whether {device} is in use can't be told: {error}") from error
+            now = seen or handles.scan(self.config.paths.proc)
+            if pids := sorted(now.on(nodes)):
+                raise InUseError(f"{device} is held open by {self._named(pids[0])}")
+            if now.unknown:
+                raise InUseError(f"whether {device} is in use can't be told: {now.unknown[0]}")
+
+        return check
+
+    def _named(self, pid: int) -> str:
+        try:
+            return f"process {pid} ({processes.read_stat(self.config.paths.proc, pid).name})"
+        except (OSError, ValueError):
+            return f"process {pid}"

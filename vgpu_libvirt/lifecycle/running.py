@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Keeping track of domains that run: the hooks `started`, `stopped` and `reconnect`.
+
+None of them may fail: libvirt kills the guest for a failed `reconnect` or `started`. So each
+returns a sentence for every problem, and none ever writes to a device.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..claims import inventory, locks, store
+from ..claims.model import Phase, Qemu
+from ..devices import profiles, vendor_vfio
+from ..devices.model import Profile
+from ..domain.match import match
+from ..errors import VgpuError
+
+if TYPE_CHECKING:
+    from ..claims.inventory import LiveDomain
+    from ..claims.model import Claim
+    from ..domain.match import Wanted
+    from ..domain.model import Domain
+    from .context import Context
+
+
+def started(context: Context, domain: Domain) -> list[str]:
+    """Note in the domain's claims which QEMU it is."""
+    live = inventory.live_domain(context.config.paths, domain.name, domain.uuid)
+    if live is None:
+        return [f"the QEMU of domain '{domain.name}' is not in libvirt's status files"]
+    state = context.config.paths.state
+    with locks.host(state, context.lock_deadline()):
+        for claim in store.read_all(state).of_domain(domain.uuid):
+            # A device that the domain doesn't have is no longer, or not yet, its QEMU's.
+            if claim.device in live.devices:
+                store.replace(state, _with_qemu(claim, live)._replace(phase=Phase.RUNNING))
+    return []
+
+
+def stopped(context: Context, domain: Domain) -> list[str]:
+    """Where a claim doesn't know its QEMU, note who it was: its files are gone at `release`.
+
+    Touches no device: libvirt still has it in its active list, and resets it after this hook.
+    """
+    state = context.config.paths.state
+    if all(claim.qemu for claim in store.read_all(state).of_domain(domain.uuid)):
+        return []
+    live = inventory.live_domain(context.config.paths, domain.name, domain.uuid)
+    if live is None:
+        return []  # no QEMU came of this start, or it is gone altogether
+    with locks.host(state, context.lock_deadline()):
+        for claim in store.read_all(state).of_domain(domain.uuid):
+            if claim.qemu is None and claim.device in live.devices:
+                store.replace(state, _with_qemu(claim, live))
+    return []
+
+
+def reconnect(context: Context, domain: Domain) -> list[str]:
+    """Claim, for a domain that runs, what it asks for and has, where nobody has claimed it.
+
+    So a lost store, or one from before this package, is filled again when libvirtd comes back.
+    """
+    problems = started(context, domain)
+    live = inventory.live_domain(context.config.paths, domain.name, domain.uuid)
+    if live is None or not domain.requests:
+        return problems
+    for wanted in match(domain):
+        if wanted.device in live.devices:
+            try:
+                _adopt(context, domain, wanted, live)
+            except VgpuError as error:
+                problems.append(str(error))
+    return problems
+
+
+def _adopt(context: Context, domain: Domain, wanted: Wanted, live: LiveDomain) -> None:
+    paths = context.config.paths
+    claim = store.read(paths.state, wanted.device)
+    if claim:
+        if claim.domain_uuid != domain.uuid:
+            raise VgpuError(
+                f"{wanted.device} is in use by domain '{domain.name}', but claimed by {claim.owner}"
+            )
+        return
+    current = vendor_vfio.read_current(paths.sysfs, wanted.address)
+    if not current:
+        raise VgpuError(f"{wanted.device} of the running domain '{domain.name}' has no vGPU type")
+    known = vendor_vfio.discover(paths.sysfs).profiles
+    named = profiles.find(str(current), known)
+    profile = named[0] if named else Profile(current, _name_of(wanted, current))
+    gpu = vendor_vfio.gpu_of(paths.sysfs, wanted.address)
+    claim = context.new_claim(domain, wanted.request.alias, wanted.address, gpu, profile)
+    adopted = _with_qemu(claim, live)._replace(phase=Phase.RUNNING, adopted=True)
+    with locks.host(paths.state, context.lock_deadline()):
+        store.create(paths.state, adopted)
+
+
+def _name_of(wanted: Wanted, current: int) -> str:
+    """The name to give a profile that no list shows any more: the one that was asked for."""
+    return f"type {current}" if wanted.request.profile.isdigit() else wanted.request.profile
+
+
+def _with_qemu(claim: Claim, live: LiveDomain) -> Claim:
+    qemu = Qemu(live.process.pid, live.process.start, live.monitor)
+    return claim._replace(domain_id=live.id, qemu=qemu, error=None)

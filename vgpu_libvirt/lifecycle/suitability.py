@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Whether the device that a hostdev names can serve the request at all, and is nobody else's."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from .. import fs
+from ..devices import vendor_vfio
+from ..domain.read import parse_set
+from ..errors import RefusedError, RequestError
+
+if TYPE_CHECKING:
+    from ..address import PciAddress
+    from ..claims.witnesses import World
+    from ..domain.match import Wanted
+    from ..domain.model import Domain
+    from .context import Context
+
+
+def check_places(context: Context, domain: Domain, wanted: tuple[Wanted, ...]) -> None:
+    """Check that each address is a vGPU VF here, on a GPU that the requests allow.
+
+    Raises RequestError, with what is there instead.
+    """
+    sysfs = context.config.paths.sysfs
+    gpus = []
+    for each in wanted:
+        where = f"the hostdev '{each.request.alias}' of domain '{domain.name}'"
+        if problem := _no_vgpu_vf(sysfs, each.address):
+            raise RequestError(
+                f"{where} points at {each.device}, {problem}; point it at a VF, as "
+                "'virt-vgpu list' shows them"
+            )
+        gpu = vendor_vfio.gpu_of(sysfs, each.address)
+        if excluded := {each.address, gpu}.intersection(context.config.policy.exclude):
+            raise RequestError(
+                f"{where} points at {each.device}, but {min(excluded)} is excluded by [policy] in "
+                "the configuration; point it at another VF"
+            )
+        _check_pin(sysfs, domain, each, gpu)
+        _check_numa(sysfs, domain, each, gpu)
+        gpus.append(gpu)
+    _check_company(domain, wanted, gpus)
+
+
+def check_unused(context: Context, domain: Domain, wanted: Wanted, world: World) -> None:
+    """Check that no live domain and no process has the device. Raises RefusedError."""
+    user = world.domains.using(wanted.device)
+    if user and user.uuid != domain.uuid:
+        raise RefusedError(
+            f"{wanted.device} is in use by the running domain '{user.name}' ({user.uuid}); point "
+            f"the hostdev '{wanted.request.alias}' of domain '{domain.name}' at another VF"
+        )
+    context.write_guard(wanted.device, world.handles)()
+
+
+def _no_vgpu_vf(sysfs: str, address: PciAddress) -> str | None:
+    if not vendor_vfio.exists(sysfs, address):
+        return "which is not on this host"
+    if vendor_vfio.is_vgpu_vf(sysfs, address):
+        return None
+    if vendor_vfio.is_gpu(sysfs, address):
+        return "which is a whole GPU, not one of its VFs"
+    if os.path.lexists(f"{vendor_vfio.directory(sysfs, address)}/physfn"):
+        return "which is a VF without an 'nvidia' directory: its driver offers no vGPU there"
+    return "which is no VF of a vGPU-capable GPU"
+
+
+def _check_pin(sysfs: str, domain: Domain, wanted: Wanted, gpu: PciAddress) -> None:
+    pin = wanted.request.gpu
+    if pin is None or pin == gpu:
+        return
+    where = f"domain '{domain.name}' wants '{wanted.request.alias}' on GPU {pin}"
+    if not vendor_vfio.is_gpu(sysfs, pin):
+        raise RequestError(
+            f"{where}, which is not on this host or has no VFs; name one that 'virt-vgpu list' "
+            "shows, or enable its VFs"
+        )
+    raise RequestError(
+        f"{where}, but its hostdev points at {wanted.device} of GPU {gpu}; point it at a VF of the "
+        "former"
+    )
+
+
+def _check_numa(sysfs: str, domain: Domain, wanted: Wanted, gpu: PciAddress) -> None:
+    if wanted.request.numa != "require":
+        return
+    where = f"domain '{domain.name}' has numa='require' at '{wanted.request.alias}'"
+    nodes = domain.nodes or _nodes_of(sysfs, domain.cpus)
+    if not nodes:
+        raise RequestError(
+            f"{where}, but neither <numatune> nor pinned vcpus to require anything of; add one, or "
+            "remove numa"
+        )
+    node = vendor_vfio.numa_node(sysfs, gpu) or 0
+    if node not in nodes:
+        raise RequestError(
+            f"{where} and lives on NUMA node {', '.join(map(str, sorted(nodes)))}, but "
+            f"{wanted.device} is on node {node}; point its hostdev at a VF of another GPU"
+        )
+
+
+def _nodes_of(sysfs: str, cpus: frozenset[int]) -> set[int]:
+    """The NUMA nodes of host CPUS."""
+    root = f"{sysfs}/devices/system/node"
+    nodes: set[int] = set()
+    if not cpus:
+        return nodes
+    try:
+        names = [name for name in os.listdir(root) if name[:4] == "node" and name[4:].isdigit()]
+        for name in names:
+            if not cpus.isdisjoint(parse_set(fs.read_text(f"{root}/{name}/cpulist"))):
+                nodes.add(int(name[4:]))
+    except OSError as error:
+        raise RequestError(f"the NUMA nodes in {root} can't be read: {fs.reason(error)}") from error
+    return nodes
+
+
+def _check_company(domain: Domain, wanted: tuple[Wanted, ...], gpus: list[PciAddress]) -> None:
+    for each, gpu in zip(wanted, gpus, strict=True):
+        shared = gpus.count(gpu) > 1
+        if each.request.apart and shared:
+            raise RequestError(
+                f"domain '{domain.name}' wants '{each.request.alias}' apart from its other vGPUs, "
+                f"but another of them is on GPU {gpu} too; point one hostdev at another GPU"
+            )
+        if each.request.together and len(set(gpus)) > 1:
+            raise RequestError(
+                f"domain '{domain.name}' wants '{each.request.alias}' together with its other "
+                f"vGPUs, but they are on {len(set(gpus))} GPUs; point all hostdevs at one"
+            )
