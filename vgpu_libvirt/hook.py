@@ -94,7 +94,7 @@ def _run(
     settings = config.load(environment)
     parent = environment.get(PARENT_VARIABLE, "")
     pid = int(parent) if parent.isascii() and parent.isdigit() else os.getppid()
-    context = Context(settings, daemon_above(settings.paths.proc, pid))
+    context = Context(settings, daemon_above(settings.paths.proc, pid), domain.uuid)
     if operation in ("prepare", "start"):
         from .lifecycle import bystander, prepare
 

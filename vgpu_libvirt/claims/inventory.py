@@ -2,7 +2,8 @@
 """libvirt's own list of running domains: its status files, each counted with its process.
 
 libvirt writes `<run>/qemu/<name>.xml` whole (aside, then rename) once QEMU is forked, and removes
-it between the hooks `stopped` and `release`. Old versions leave stale ones behind, hence the process.
+it between the hooks `stopped` and `release`. Old versions leave stale ones behind, hence the
+process.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 """What `<proc>` says about processes.
 
 Not psutil: its import costs a hook more than twice what all of this does, it takes a zombie whose
-threads still run for dead, and its start times are rounded seconds where we compare clock ticks.
+threads still run for dead, and its start times are those of the wall clock, which can be set.
 """
 
 from __future__ import annotations

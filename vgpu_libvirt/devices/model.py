@@ -33,10 +33,6 @@ class Profile(NamedTuple):
         match = _SIZE.search(self.name)
         return (int(match[1]) * 1024 or 512) if match else None
 
-    def answers_to(self, wanted: str) -> bool:
-        """Whether WANTED is this profile's full name, short name or id, exactly."""
-        return wanted in (self.name, self.short_name, str(self.id))
-
 
 class Device(NamedTuple):
     """Something that a domain can get; for a vendor VFIO GPU, one of its VFs."""

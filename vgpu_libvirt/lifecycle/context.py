@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 
 
 class Context(NamedTuple):
-    """The configuration, and the libvirt daemon that runs this hook."""
+    """The configuration, and whose hook this is; the command line's is nobody's."""
 
     config: Config
-    daemon: Process | None = None
+    daemon: Process | None = None  # the libvirt daemon that runs the hook
+    domain_uuid: str | None = None
 
     @property
     def daemon_runs(self) -> bool:
@@ -77,8 +78,16 @@ class Context(NamedTuple):
         return vendor_vfio.vfio_nodes(self.config.paths.sysfs, PciAddress.parse(device))
 
     def judge(self, claim: Claim, world: World, start_is_over: bool = False) -> Verdict:
-        """The verdict on CLAIM; a start by our own live daemon is over, since we are its hook."""
-        ours = claim.daemon is not None and claim.daemon == self.daemon and self.daemon_runs
+        """The verdict on CLAIM.
+
+        A start of the very domain whose hook we are, by the very daemon that runs us, is over.
+        """
+        ours = (
+            claim.domain_uuid == self.domain_uuid
+            and claim.daemon is not None
+            and claim.daemon == self.daemon
+            and self.daemon_runs
+        )
         return liveness.judge(
             claim,
             world,
