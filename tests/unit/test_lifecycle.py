@@ -249,7 +249,9 @@ def test_start_refuses_without_a_claim(host: Host) -> None:
     xml = web1(vf)
     host.hook("prepare", xml)
     (host.state / "claims" / f"{vf}.json").unlink()
-    assert "is not claimed for 'ua-vgpu0' of domain 'web1' any more" in host.hook("start", xml).stderr
+    assert (
+        "is not claimed for 'ua-vgpu0' of domain 'web1' any more" in host.hook("start", xml).stderr
+    )
 
 
 def test_a_rewritten_device_is_kept_at_release(host: Host) -> None:
