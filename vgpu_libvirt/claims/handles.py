@@ -36,6 +36,9 @@ def scan(proc: str) -> Handles:
         pids = [int(name) for name in os.listdir(proc) if name.isdigit()]
     except OSError as error:
         return Handles({}, (f"{proc} can't be read: {fs.reason(error)}",))
+    if 1 not in pids:
+        # Under hidepid, or systemd's ProtectProc, others' processes aren't even listed.
+        unknown.append(f"{proc} doesn't show process 1, so it may hide others too")
     for pid in pids:
         if not _scan_files(f"{proc}/{pid}", pid, holders, unknown):
             # A dead leader has no files left to show; the threads that outlived it do.

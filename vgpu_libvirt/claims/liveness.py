@@ -79,13 +79,15 @@ def _signs_of_life(
     signs = []
     domain = world.domains.by_uuid(claim.domain_uuid)
     if domain:
-        signs.append(f"libvirt has {claim.owner} running as process {domain.process.pid}")
+        signs.append(f"libvirt has it running as process {domain.process.pid}")
     if holders:
         pids = ", ".join(map(str, sorted(holders)))
         signs.append(f"{claim.device} is held open by process {pids}")
     if witnesses.pid_file_owner is not None:
         signs.append(f"its pid file is locked by process {witnesses.pid_file_owner}")
-    if claim.qemu and witnesses.qemu is Presence.RUNNING and _same_boot(claim, world):
+    if not _same_boot(claim, world):
+        return signs  # its pid and its domain id were others' numbers
+    if claim.qemu and witnesses.qemu is Presence.RUNNING:
         signs.append(f"its QEMU, process {claim.qemu.pid}, runs")
     if world.listeners and (path := monitor_of(claim, world.listeners)):
         signs.append(f"its monitor {path} listens")
@@ -100,6 +102,8 @@ def _doubts(
     start_is_over: bool,
 ) -> list[str]:
     doubts = [*world.domains.problems[:1], *witnesses.unknown]
+    if not _same_boot(claim, world):
+        return doubts  # namespaces have other numbers in another boot, and no QEMU outlived it
     for kind, theirs, ours in zip(
         claim.namespaces._fields, claim.namespaces, world.namespaces, strict=True
     ):
@@ -109,8 +113,6 @@ def _doubts(
         doubts.append("this boot's id can't be read")
     if world.listeners is None:
         doubts.append("the list of Unix sockets can't be read")
-    if not _same_boot(claim, world):
-        return doubts
     if claim.qemu:
         if witnesses.qemu is Presence.UNKNOWN:
             doubts.append(f"its QEMU, process {claim.qemu.pid}, can't be looked at")

@@ -54,7 +54,7 @@ def _held(path: str, deadline: float) -> Iterator[None]:
     except OSError as error:
         raise StoreError(f"the lock {path} can't be opened: {fs.reason(error)}") from error
     try:
-        while not _try(fd):
+        while not _try(fd, path):
             if time.monotonic() >= deadline:
                 raise LockTimeoutError(
                     f"the lock {path} is held by somebody else for too long; try again, and see "
@@ -66,9 +66,11 @@ def _held(path: str, deadline: float) -> Iterator[None]:
         os.close(fd)
 
 
-def _try(fd: int) -> bool:
+def _try(fd: int, path: str) -> bool:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        raise StoreError(f"the lock {path} can't be taken: {fs.reason(error)}") from error
     return True

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -17,6 +16,8 @@ DEVICE_NAME = re.compile(
     r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}",
     re.ASCII,
 )
+_IMPOSSIBLE = re.compile("[\0\ud800-\udfff]")  # in JSON they can be written, in a path they can't
+_END_OF_TIME = 1e15  # seconds; any number that no clock shows
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 
 
@@ -89,6 +90,8 @@ class Claim(NamedTuple):
 
 def dump(claim: Claim) -> str:
     """The text of CLAIM's file."""
+    import json  # 9 ms that a domain without a vGPU doesn't pay
+
     return json.dumps(claim.to_json(), indent=1) + "\n"
 
 
@@ -97,6 +100,8 @@ def parse(text: str, device: str) -> Claim:
 
     Strict on purpose: a file that isn't exactly what we write protects its device.
     """
+    import json
+
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -104,7 +109,7 @@ def parse(text: str, device: str) -> Claim:
     if not isinstance(data, dict):
         raise ClaimUnreadableError("not a JSON object")
     version = data.pop("version", None)
-    if version != VERSION or isinstance(version, bool):
+    if type(version) is not int or version != VERSION:
         raise ClaimUnreadableError(f"of version {version!r}, but this program knows only {VERSION}")
     expected = set(Claim._fields)
     if data.keys() != expected:
@@ -122,12 +127,14 @@ def parse(text: str, device: str) -> Claim:
         domain_id=_checked(data["domain_id"], "domain_id", int, True),
         alias=_text(data, "alias"),
         boot_id=_text(data, "boot_id"),
-        created=float(_checked(data["created"], "created", int | float)),
-        since_boot=float(_checked(data["since_boot"], "since_boot", int | float)),
-        daemon=Process(*_record(data, "daemon", pid=int, start=int)) if data["daemon"] else None,
-        qemu=Qemu(*_record(data, "qemu", pid=int, start=int, monitor=str))
-        if data["qemu"]
-        else None,
+        created=_time(data, "created"),
+        since_boot=_time(data, "since_boot"),
+        daemon=None
+        if data["daemon"] is None
+        else Process(*_record(data, "daemon", pid=int, start=int)),
+        qemu=None
+        if data["qemu"] is None
+        else Qemu(*_record(data, "qemu", pid=int, start=int, monitor=str)),
         namespaces=Namespaces(*_record(data, "namespaces", pid=int | None, net=int | None)),
         adopted=_checked(data["adopted"], "adopted", bool),
         error=_checked(data["error"], "error", str, True),
@@ -149,7 +156,16 @@ def _text(data: dict[str, Any], key: str) -> str:
     value = _checked(data[key], key, str)
     if not value:
         raise ClaimUnreadableError(f"wrong in '{key}' (empty)")
+    if _IMPOSSIBLE.search(value):
+        raise ClaimUnreadableError(f"wrong in '{key}' (a character that no name has)")
     return str(value)
+
+
+def _time(data: dict[str, Any], key: str) -> float:
+    value = _checked(data[key], key, int | float)
+    if not 0 <= value < _END_OF_TIME:  # NaN, Infinity and integers beyond any float among them
+        raise ClaimUnreadableError(f"wrong in '{key}' ({value!r:.60})")
+    return float(value)
 
 
 def _record(data: dict[str, Any], key: str, **kinds: Any) -> list[Any]:

@@ -17,6 +17,7 @@ from .. import fs
 from .model import Namespaces, Process, Qemu
 
 _DAEMONS = ("libvirtd", "virtqemud")
+_PF_KTHREAD = 0x00200000  # of the flags in stat
 _NAMESPACE = re.compile(r"\w+:\[(\d+)\]", re.ASCII)
 _VANISHED = (FileNotFoundError, ProcessLookupError)
 
@@ -36,17 +37,24 @@ class Stat(NamedTuple):
     state: str
     parent: int
     start: int
+    is_kernel_thread: bool
 
 
 def read_stat(proc: str, pid: int) -> Stat:
     """Read a process's stat. Raises OSError (of _VANISHED where it's gone), ValueError."""
-    text = fs.read_text(f"{proc}/{pid}/stat")
+    text = fs.read_text(f"{proc}/{pid}/stat", errors="replace")
     # The name may contain spaces and parentheses; the fields begin after the last one.
     head, _, tail = text.rpartition(")")
     fields = tail.split()
     if len(fields) < 20:
         raise ValueError(f"{proc}/{pid}/stat is too short")
-    return Stat(head.partition("(")[2], fields[0], int(fields[1]), int(fields[19]))
+    return Stat(
+        head.partition("(")[2],
+        fields[0],
+        int(fields[1]),
+        int(fields[19]),
+        bool(int(fields[6]) & _PF_KTHREAD),
+    )
 
 
 def presence(proc: str, process: Process | Qemu) -> Presence:
@@ -79,15 +87,23 @@ def _other_threads(proc: str, pid: int) -> bool:
 def names_uuid(proc: str, pid: int, uuid: str) -> bool:
     """Whether the command line of PID has UUID in it, as QEMU's always has, or can't be read.
 
-    It reads as empty where the leader died and other threads live on.
+    It reads as empty where the leader died and other threads live on; and of the kernel's own
+    threads, which may have the pid of a QEMU that is gone.
     """
     try:
-        line = fs.read_text(f"{proc}/{pid}/cmdline")
+        line = fs.read_text(f"{proc}/{pid}/cmdline", errors="replace")
     except _VANISHED:
         return False
     except OSError:
         return True
-    return not line or uuid in line
+    if line:
+        return uuid in line
+    try:
+        return not read_stat(proc, pid).is_kernel_thread
+    except _VANISHED:
+        return False
+    except (OSError, ValueError):
+        return True
 
 
 def identify(proc: str, pid: int) -> Process | None:

@@ -8,6 +8,7 @@ would leave an empty, protecting file behind when killed.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -82,11 +83,12 @@ def create(state: str, claim: Claim) -> None:
     """Put a claim on a device that has none. Raises ClaimedError, StoreError."""
     try:
         aside = _write_aside(state, claim)
-        os.link(aside, _path(state, claim.device))
+        try:
+            os.link(aside, _path(state, claim.device))
+        except FileExistsError as error:
+            raise ClaimedError(f"{claim.device} has been claimed by somebody else") from error
         fs.sync_directory(f"{state}/claims")
         os.unlink(aside)
-    except FileExistsError as error:
-        raise ClaimedError(f"{claim.device} has been claimed by somebody else") from error
     except OSError as error:
         raise _unwritable(state, claim.device, error) from error
 
@@ -128,7 +130,8 @@ def _write_aside(state: str, claim: Claim) -> str:
     # Who writes holds the host lock, so whatever lies here was left by somebody who was killed;
     # it may be a second name of a claim's file, and must never be opened for writing.
     for name in os.listdir(aside):
-        os.unlink(f"{aside}/{name}")
+        with contextlib.suppress(IsADirectoryError):  # somebody else's, and not in our way
+            os.unlink(f"{aside}/{name}")
     path = f"{aside}/{claim.device}{_SUFFIX}"
     fs.write_new(path, model.dump(claim))
     return path

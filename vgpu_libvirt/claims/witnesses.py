@@ -7,8 +7,10 @@ liveness.py draws the conclusion.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import re
 import struct
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,6 +28,11 @@ if TYPE_CHECKING:
     from .model import Claim, Namespaces, Process
 
 _LISTENING = 0x10000  # of the flags in <proc>/net/unix; accepted connections share the path
+# Num: RefCount Protocol Flags Type St Inode Path
+_ROW = re.compile(
+    r"^\S+: [0-9A-F]+ [0-9A-F]+ (?P<flags>[0-9A-F]+) [0-9A-F]+ [0-9A-F]+ +[0-9]+ (?P<path>.+)$",
+    re.ASCII | re.MULTILINE,
+)
 _FLOCK = "hhqqi0q"  # struct flock of 64-bit Linux: type, whence, start, length, pid
 
 
@@ -107,16 +114,11 @@ def monitor_of(claim: Claim, listeners: tuple[str, ...]) -> str | None:
 
 def _listeners(proc: str) -> tuple[str, ...] | None:
     try:
-        rows = fs.read_text(f"{proc}/net/unix").splitlines()[1:]
+        text = fs.read_text(f"{proc}/net/unix", errors="replace")
     except OSError:
         return None
-    paths = []
-    for row in rows:
-        # Num RefCount Protocol Flags Type St Inode Path
-        fields = row.split(maxsplit=7)
-        if len(fields) == 8 and int(fields[3], 16) & _LISTENING:
-            paths.append(fields[7])
-    return tuple(paths)
+    # Any user can bind a name with bytes, blanks and newlines in it: what is no row is skipped.
+    return tuple(row["path"] for row in _ROW.finditer(text) if int(row["flags"], 16) & _LISTENING)
 
 
 def _pid_file_owner(paths: Paths, claim: Claim) -> int | None:
@@ -132,13 +134,18 @@ def _pid_file_owner(paths: Paths, claim: Claim) -> int | None:
             fd = os.open(
                 f"{paths.libvirt_run}/qemu/{name}.pid", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
             )
-        except FileNotFoundError:
-            continue
+        except OSError as error:
+            # The escaped spelling may be longer than any file's name; then that isn't the one.
+            if error.errno in (errno.ENOENT, errno.ENAMETOOLONG):
+                continue
+            raise
         try:
             wanted = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
             kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(fd, fcntl.F_GETLK, wanted))
         finally:
             os.close(fd)
+        if kind != fcntl.F_UNLCK and pid <= 0:
+            raise OSError(errno.ESRCH, "locked by a process that can't be seen from here")
         if kind != fcntl.F_UNLCK and processes.names_uuid(paths.proc, pid, claim.domain_uuid):
             return int(pid)
     return None

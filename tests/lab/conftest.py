@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""The tests here run in the lab's guest (tests/lab/run); elsewhere none is collected.
+
+They share one boot and one libvirtd. Each begins and ends on a host without domains, types, claims
+and other hooks than ours, with the driver's parameters as the vendor's.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+collect_ignore_glob = [] if "LAB_GUEST" in os.environ else ["*"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def lab() -> None:
+    """The driver, VFs and libvirtd, once."""
+    from tests.lab import guest
+
+    up = guest.run("lab-up")
+    assert up.status == 0, up.output
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    """Nothing of one test is there in the next."""
+    yield
+    from tests.lab import guest
+
+    guest.set_driver(**guest.DRIVERS["vendor"], busy_ms=0, write_ms=0)
+    for name in guest.virsh("list", "--name").split():
+        guest.virsh("destroy", name)
+    for name in guest.virsh("list", "--all", "--name").split():
+        guest.virsh("undefine", name)
+    for script in guest.HOOKS.iterdir():
+        if script != guest.OUR_HOOK:
+            script.unlink()
+    if not guest.OUR_HOOK.exists():
+        guest.run("cp", "/lab/hooks/qemu", str(guest.OUR_HOOK))
+    for path in guest.CLAIMS.glob("*.json"):
+        path.unlink()
+    for vf in (guest.VF1, guest.VF2, guest.VF3, guest.OTHER_GPU_VF):
+        if guest.type_of(vf) != "0":
+            guest.set_type(vf, "0")

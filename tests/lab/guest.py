@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Words for the lab's tests: real virsh, real sysfs, the store as files."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# igb puts the VFs of 0000:01:00.0 here; each PF's are on its own bus
+VF1, VF2, VF3 = "0000:01:10.0", "0000:01:10.2", "0000:01:10.4"
+OTHER_GPU_VF = "0000:02:10.0"
+PROFILE = "NVIDIA FAKE24-4Q"
+PROFILE_ID = "914"
+
+HOOKS = Path("/etc/libvirt/hooks/qemu.d")
+OUR_HOOK = HOOKS / "50-vgpu-libvirt"
+CLAIMS = Path("/var/lib/vgpu-libvirt/claims")
+PARAMETERS = Path("/sys/module/fakevgpu/parameters")
+
+# What the driver answers; the numbers are EBUSY, ENODEV, EINVAL and ENOSPC.
+DRIVERS = {
+    "vendor": {
+        "mixed": 0, "header": 1, "errno_in_use": 1, "errno_unknown": 5, "errno_mismatch": 5,
+        "errno_full": 5, "errno_clear_unset": 1, "errno_set_twice": 1,
+    },
+    "rfc": {
+        "mixed": 2, "header": 2, "errno_in_use": 16, "errno_unknown": 19, "errno_mismatch": 22,
+        "errno_full": 28, "errno_clear_unset": 0, "errno_set_twice": 0,
+    },
+}  # fmt: skip
+
+
+class Answer(NamedTuple):
+    """What a command did."""
+
+    status: int
+    output: str
+
+
+def run(*command: str, stdin: str = "") -> Answer:
+    """Run COMMAND; stdout and stderr together."""
+    done = subprocess.run(
+        command, input=stdin, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    return Answer(done.returncode, done.stdout)
+
+
+def virsh(*arguments: str) -> str:
+    """Run virsh, which must succeed; return its output."""
+    answer = run("virsh", "--quiet", *arguments)
+    assert answer.status == 0, f"virsh {' '.join(arguments)}: {answer.output}"
+    return answer.output
+
+
+def refused(*arguments: str) -> str:
+    """Run virsh, which must fail; return what it says."""
+    answer = run("virsh", "--quiet", *arguments)
+    assert answer.status != 0, f"virsh {' '.join(arguments)} succeeded: {answer.output}"
+    return answer.output
+
+
+def uuid_of(name: str) -> str:
+    """The UUID that the domain NAME has in every test."""
+    return str(uuid.uuid5(uuid.NAMESPACE_DNS, name))
+
+
+def domain_xml(
+    name: str,
+    vf: str | None = None,
+    profile: str | None = PROFILE,
+    managed: str = "no",
+    devices: str = "",
+) -> str:
+    """A tiny domain; with VF a hostdev, with PROFILE too the request for a vGPU there."""
+    request = hostdev = ""
+    if vf:
+        domain, bus, slot, function = re.split("[:.]", vf)
+        hostdev = f"""
+    <hostdev mode='subsystem' type='pci' managed='{managed}'>
+      <source>
+        <address domain='0x{domain}' bus='0x{bus}' slot='0x{slot}' function='0x{function}'/>
+      </source>
+      <alias name='ua-vgpu0'/>
+      <rom bar='off'/>
+    </hostdev>"""
+        if profile:
+            request = f"""
+    <vgpu:devices xmlns:vgpu='urn:vgpu-libvirt:domain:1'>
+      <vgpu:device alias='ua-vgpu0' profile='{profile}'/>
+    </vgpu:devices>"""
+    return f"""<domain type='qemu'>
+  <name>{name}</name>
+  <uuid>{uuid_of(name)}</uuid>
+  <metadata>{request}</metadata>
+  <memory unit='MiB'>64</memory>
+  <vcpu>1</vcpu>
+  <os><type arch='x86_64' machine='q35'>hvm</type></os>
+  <devices>
+    <emulator>/usr/bin/qemu-system-x86_64</emulator>
+    <controller type='usb' model='none'/>
+    <memballoon model='none'/>{hostdev}{devices}
+  </devices>
+</domain>"""
+
+
+def define(name: str, vf: str | None = None, **more: Any) -> str:
+    """Define a domain and return its name."""
+    path = Path("/tmp") / f"{name}.xml"
+    path.write_text(domain_xml(name, vf, **more))
+    virsh("define", str(path))
+    return name
+
+
+def start(name: str, vf: str | None = None, **more: Any) -> str:
+    """Define and start a domain; return its name."""
+    define(name, vf, **more)
+    virsh("start", name)
+    return name
+
+
+def is_running(name: str) -> bool:
+    return virsh("domstate", name).strip() == "running"
+
+
+def qemu_pid(name: str) -> int:
+    return int(Path(f"/run/libvirt/qemu/{name}.pid").read_text())
+
+
+def holds(name: str, vf: str) -> bool:
+    """Whether the QEMU of a domain has the VF open."""
+    group = os.path.basename(os.readlink(f"/sys/bus/pci/devices/{vf}/iommu_group"))
+    files = Path(f"/proc/{qemu_pid(name)}/fd")
+    return f"/dev/vfio/{group}" in {os.readlink(link) for link in files.iterdir()}
+
+
+def type_of(vf: str) -> str:
+    return Path(f"/sys/bus/pci/devices/{vf}/nvidia/current_vgpu_type").read_text().strip()
+
+
+def set_type(vf: str, profile_id: str) -> None:
+    Path(f"/sys/bus/pci/devices/{vf}/nvidia/current_vgpu_type").write_text(profile_id)
+
+
+def driver_of(vf: str) -> str:
+    return os.path.basename(os.readlink(f"/sys/bus/pci/devices/{vf}/driver"))
+
+
+def claim(vf: str) -> dict[str, Any] | None:
+    path = CLAIMS / f"{vf}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def writes_to(vf: str) -> list[str]:
+    """The values that anybody wrote to a VF's type since the module was loaded."""
+    log = run("dmesg").output
+    return re.findall(rf"nvidia {re.escape(vf)}: current_vgpu_type <- (\d+): ", log)
+
+
+def set_driver(**parameters: int) -> None:
+    """Set parameters of the driver."""
+    for name, value in parameters.items():
+        (PARAMETERS / name).write_text(str(value))
+
+
+def until(condition: Callable[[], bool], seconds: float = 20) -> bool:
+    """Wait until CONDITION holds; whether it came to."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def hook(name: str, script: str) -> Path:
+    """Put another hook script beside ours; libvirt runs them in the order of their names."""
+    # Written elsewhere first: libvirt runs whatever it finds there, half a script too.
+    aside = Path("/tmp") / name
+    aside.write_text(script)
+    aside.chmod(0o755)
+    return Path(shutil.move(aside, HOOKS / name))
+
+
+def restart_libvirtd() -> None:
+    """Stop libvirtd, wait for its end, start it again."""
+    stopped = run("libvirtd-stop")
+    assert stopped.status == 0, stopped.output
+    started = run("libvirtd-start")
+    assert started.status == 0, started.output
