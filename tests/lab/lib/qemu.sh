@@ -1,0 +1,34 @@
+# shellcheck shell=bash
+# SPDX-License-Identifier: LGPL-2.1-or-later
+# The machine that the lab's guest runs on. Sourced by bash.
+
+kernel_version() {
+  basename -a "$1"/lib/modules/* | sort -V | tail -n 1
+}
+
+# qemu_command ROOTFS INITRD DISK SNAPSHOT GPUS MEMORY CPUS: fills the array QEMU
+# The guest's own QEMU, through the guest's own loader: the host's may be too old to know igb.
+qemu_command() {
+  local root=$1 initrd=$2 disk=$3 snapshot=$4 gpus=$5 memory=$6 cpus=$7 i
+  local lib=$root/usr/lib/x86_64-linux-gnu
+  # shellcheck disable=SC2054 # the commas are QEMU's
+  QEMU=(env "QEMU_MODULE_DIR=$lib/qemu"
+    "$root/lib64/ld-linux-x86-64.so.2" --library-path "$lib" "$root/usr/bin/qemu-system-x86_64"
+    -L "$root/usr/share/qemu" -L "$root/usr/share/seabios"
+    -machine q35 -accel tcg,thread=multi,tb-size=512 -cpu "max,la57=off" -smp "$cpus" -m "$memory"
+    -nodefaults -no-user-config -display none -no-reboot
+    -device intel-iommu,intremap=on,caching-mode=on
+    -kernel "$root/boot/vmlinuz-$(kernel_version "$root")" -initrd "$initrd"
+    -append "console=ttyS0 quiet panic=-1 mitigations=off intel_iommu=on nokaslr audit=0 apparmor=0"
+    -drive "file=${disk//,/,,},if=none,id=disk,format=raw,snapshot=$snapshot"
+    -device virtio-blk-pci,drive=disk)
+  # physical functions 0000:01:00.0, 0000:02:00.0, ...
+  for ((i = 1; i <= gpus; i++)); do
+    QEMU+=(-device "pcie-root-port,id=port$i,chassis=$i,slot=$i" -device "igb,bus=port$i,id=gpu$i")
+  done
+}
+
+# qemu_share TAG DIR [readonly]: adds a shared folder to the array QEMU
+qemu_share() {
+  QEMU+=(-virtfs "local,path=${2//,/,,},mount_tag=$1,security_model=none,multidevs=remap${3:+,readonly=on}")
+}
