@@ -13,7 +13,8 @@ _TEXT = re.compile(
     r"(?P<domain>[0-9a-f]{4,8}):(?P<bus>[0-9a-f]{2}):(?P<slot>[0-9a-f]{2})\.(?P<function>[0-7])",
     re.IGNORECASE | re.ASCII,
 )
-_C_NUMBER = re.compile(r"0[xX][0-9a-fA-F]+|[0-9]+", re.ASCII)
+# Python refuses to convert thousands of digits, by another exception than ours.
+_C_NUMBER = re.compile(r"\s*\+?(0[xX][0-9a-fA-F]{1,32}|[0-9]{1,32})", re.ASCII)
 
 
 class PciAddress(NamedTuple):
@@ -66,9 +67,10 @@ class PciAddress(NamedTuple):
 
 def _c_number(text: str) -> int | None:
     """What strtoul(3) makes of TEXT in base 0, as libvirt calls it; None where it refuses."""
-    text = text.strip()
-    if not _C_NUMBER.fullmatch(text):
+    match = _C_NUMBER.fullmatch(text)
+    if not match:
         return None
+    text = match[1]
     if text[:2].lower() == "0x":
         return int(text, 16)
     if text[0] == "0" and len(text) > 1:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "VGPU_LIBVIRT_CONFIG"
 DEFAULT_FILE = "/etc/vgpu-libvirt/config.toml"
+_QUOTES = str.maketrans("", "", "\"'")
 
 
 class Paths(NamedTuple):
@@ -69,7 +70,7 @@ def parse(text: str, path: str) -> Config:
 
     try:
         tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # the latter for brackets without end
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
     values: dict[str, dict[str, Any]] = {}
     for table, content in tables.items():
@@ -104,11 +105,17 @@ def _line_of(text: str, table: str, key: str | None) -> int:
     """The line on which TABLE, or KEY in it, stands; 1 where a spelling hides it from us."""
     inside = found = False
     for number, line in enumerate(text.splitlines(), 1):
-        bare = line.split("#")[0].replace(" ", "").replace('"', "")
-        inside = bare == f"[{table}]" if bare.startswith("[") else inside
-        dotted = bare.startswith((f"{table}.{key}=", f"{table}=", f"{table}."))
-        found = (inside and bare.startswith(f"{key}=")) or (not inside and dotted)
-        if found or (key is None and inside):
+        bare = "".join(line.split("#")[0].split()).translate(_QUOTES)
+        if bare.startswith("["):
+            header = bare.strip("[]")
+            inside = header == table
+            found = f"{header}.".startswith(f"{table}.{key}." if key else f"{table}.")
+        elif inside:
+            found = bare.startswith((f"{key}=", f"{key}."))
+        else:
+            name = f"{table}.{key}" if key else table
+            found = bare.startswith((f"{table}=", f"{name}=", f"{name}."))
+        if found:
             return number
     return 1
 
@@ -118,7 +125,7 @@ def _listed(names: Mapping[str, object]) -> str:
 
 
 def _directory(value: object) -> str:
-    if not isinstance(value, str) or not value.startswith("/"):
+    if not isinstance(value, str) or not value.startswith("/") or "\0" in value:
         raise ValueError(f"must be an absolute path, not {value!r}")
     return value.rstrip("/") or "/"
 

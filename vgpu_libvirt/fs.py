@@ -13,13 +13,20 @@ import os
 READ_LIMIT = 4 * 1024 * 1024  # bytes; the largest honest file is a status XML of some 100 kB
 
 
-def read_text(path: str, limit: int = READ_LIMIT) -> str:
+def read_text(path: str, limit: int = READ_LIMIT, errors: str = "strict") -> str:
     """Return the text of PATH, read whole.
 
+    ERRORS is as for `bytes.decode`: names of processes and sockets are any bytes at all.
     Raises OSError, also for a file longer than LIMIT bytes (EFBIG) or not in UTF-8 (EILSEQ).
     """
     # O_NONBLOCK: a FIFO in a file's place must not hang a hook, and with it libvirt.
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        # Something is there that can't be read; callers take "not found" for "there is none".
+        if os.path.islink(path):
+            raise OSError(errno.ENOLINK, "a link to nothing", path) from None
+        raise
     try:
         chunks = []
         size = 0
@@ -31,7 +38,7 @@ def read_text(path: str, limit: int = READ_LIMIT) -> str:
     finally:
         os.close(fd)
     try:
-        return b"".join(chunks).decode()
+        return b"".join(chunks).decode(errors=errors)
     except UnicodeDecodeError:
         raise OSError(errno.EILSEQ, "not a text in UTF-8", path) from None
 

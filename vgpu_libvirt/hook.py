@@ -67,7 +67,8 @@ def main(
     else:
         refused = harm is not None
     for problem in [*problems, harm] if harm else problems:
-        print(f"vgpu-libvirt: {problem}", file=stderr)
+        # A request's attributes may have newlines in them; a refusal is one line.
+        print(f"vgpu-libvirt: {' '.join(problem.splitlines())}", file=stderr)
     if not refused:
         return DONE
     return REFUSED if asks else REFUSED_BYSTANDER
@@ -96,10 +97,12 @@ def _run(
     pid = int(parent) if parent.isascii() and parent.isdigit() else os.getppid()
     context = Context(settings, daemon_above(settings.paths.proc, pid), domain.uuid)
     if operation in ("prepare", "start"):
-        from .lifecycle import bystander, prepare
+        from .lifecycle import bystander
 
         harm = bystander.harm(context, domain, operation)
         if harm is None and domain.asks:
+            from .lifecycle import prepare
+
             (prepare.prepare if operation == "prepare" else prepare.start)(context, domain)
         return [], harm
     return _follow(operation)(context, domain), None

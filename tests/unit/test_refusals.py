@@ -338,6 +338,17 @@ def test_a_profile_that_does_not_fit_now(refused: Refused) -> None:
     )
 
 
+def test_a_profile_that_no_list_shows_beside_what_runs(refused: Refused) -> None:
+    assert refused.hook("prepare", web2(SECOND, "L40S-24Q")).status == 0
+    for vf in (FIRST, SECOND, "0000:3d:00.6", "0000:3d:00.7"):
+        refused.host.set_list(vf, "1155 : NVIDIA L40S-24Q\n")
+    refused.says(
+        "profile 'NVIDIA L40S-8Q' is unknown, or doesn't fit now beside what the GPU 0000:3d:00.0 of "
+        f"{FIRST} runs web2: NVIDIA L40S-24Q; it could be given NVIDIA L40S-24Q (1155) now",
+        web1(FIRST),
+    )
+
+
 def test_a_profile_on_a_full_gpu(refused: Refused) -> None:
     assert refused.hook("prepare", web2(SECOND, "L40S-48Q")).status == 0
     refused.host.set_list(FIRST, "ID    : vGPU Name\n")

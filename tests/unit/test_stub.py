@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import os
 import subprocess
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.unit.host import REPOSITORY, domain_xml, web1
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 STUB = REPOSITORY / "hooks/qemu"
 VF = "0000:3d:00.4"

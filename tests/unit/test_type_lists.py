@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Every shape of `creatable_vgpu_types` and `current_vgpu_type` that drivers have been seen with."""
+"""Every shape of `creatable_vgpu_types` and `current_vgpu_type` that has been seen."""
 
 import pytest
 

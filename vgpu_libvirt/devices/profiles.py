@@ -28,8 +28,8 @@ def resolve(
     """The profile of DEVICE that WANTED names.
 
     KNOWN_ON_HOST tells the profiles seen anywhere on the host; only a refusal needs them.
-    NEIGHBOURS says what runs on the same GPU. Raises RequestError for a profile that is unknown,
-    ambiguous or not creatable now, with what there is instead.
+    NEIGHBOURS says what runs on the same GPU, or is empty. Raises RequestError for a profile that
+    is unknown, ambiguous or not creatable now, with what there is instead.
     """
     creatable = device.creatable or ()
     found = find(wanted, creatable)
@@ -45,7 +45,13 @@ def resolve(
     if found := find(wanted, known):
         raise RequestError(
             f"{device.name} can't be given {found[0].name} now, since its GPU {device.gpu} "
-            f"{neighbours}; {possible} now"
+            f"{neighbours or 'does not offer it'}; {possible} now"
+        )
+    if neighbours:
+        # The driver lists only what fits beside what runs, so others may be there and not be seen.
+        raise RequestError(
+            f"profile '{wanted}' is unknown, or doesn't fit now beside what the GPU {device.gpu} "
+            f"of {device.name} {neighbours}; {possible} now"
         )
     raise RequestError(
         f"profile '{wanted}' is unknown on this host; {device.name}: {possible}"

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 BACKEND = "vendor-vfio"
 
+_ID = re.compile(r"[0-9]{1,10}", re.ASCII)
 _VIRTFN = re.compile(r"virtfn(\d+)", re.ASCII)
 _NAME_FIRST = re.compile(r"(?P<name>\S.*?\S)\s+(?P<id>\d+)", re.ASCII)
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.5  # seconds between attempts to clear
@@ -46,7 +47,7 @@ def parse_creatable(text: str) -> tuple[Profile, ...]:
         if match:
             left, right = match["id"], match["name"]
         shapes.add(bool(match))
-        if not (left.isascii() and left.isdigit() and right) or len(shapes) > 1:
+        if not (_ID.fullmatch(left) and right) or len(shapes) > 1:
             raise DeviceError(f"line '{line}' is no row of profile id and name")
         profile = Profile(int(left), right)
         if profiles.setdefault(profile.id, profile) != profile:
@@ -57,7 +58,7 @@ def parse_creatable(text: str) -> tuple[Profile, ...]:
 def parse_current(text: str) -> int:
     """Read a `current_vgpu_type`: 0 or a profile's id. Raises DeviceError."""
     text = text.strip()
-    if not (text.isascii() and text.isdigit()):
+    if not _ID.fullmatch(text):
         raise DeviceError(f"'{text[:40]}' is no profile id")
     return int(text)
 
@@ -242,10 +243,10 @@ def program(sysfs: str, address: PciAddress, profile: Profile, guard: Callable[[
 
     GUARD is called right before the write, and raises to stop it. Raises DeviceError.
     """
-    current = read_current(sysfs, address)
-    if current:
-        raise DeviceError(f"{address} has type {current} already")
     guard()
+    # After the guard, whose look around takes its time: a type is never written over a type.
+    if current := read_current(sysfs, address):
+        raise DeviceError(f"{address} has type {current} already")
     refusal = _write(sysfs, address, profile.id)
     if (current := read_current(sysfs, address)) != profile.id:
         raise DeviceError(
@@ -270,15 +271,13 @@ def clear(
     Raises RewrittenError where another type stands there, DeviceError, or what GUARD raises.
     """
     pause = _FIRST_PAUSE
-    while (current := read_current(sysfs, address)) != 0:
-        if current != expected:
-            raise RewrittenError(
-                f"{address} has type {current}, not the {expected} that we wrote; "
-                "somebody else changed it"
-            )
+    while not _is_clear(sysfs, address, expected):
         failure: Exception
         try:
             guard()
+            # Again, since the guard's look around takes its time.
+            if _is_clear(sysfs, address, expected):
+                return
             refusal = _write(sysfs, address, 0)
             failure = DeviceError(
                 f"the driver did not clear {address}: {refusal or 'the write changed nothing'}"
@@ -287,12 +286,23 @@ def clear(
             if not may_be_in_use:
                 raise
             failure = error
-        if read_current(sysfs, address) == 0:
+        if _is_clear(sysfs, address, expected):
             return
         if time.monotonic() + pause > deadline:
             raise failure
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def _is_clear(sysfs: str, address: PciAddress, expected: int) -> bool:
+    """Whether a VF has no type; False: it has EXPECTED. Raises RewrittenError, DeviceError."""
+    current = read_current(sysfs, address)
+    if current not in (0, expected):
+        raise RewrittenError(
+            f"{address} has type {current}, not the {expected} that we wrote; "
+            "somebody else changed it"
+        )
+    return current == 0
 
 
 def _write(sysfs: str, address: PciAddress, value: int) -> str | None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 from xml.parsers import expat
 
@@ -13,6 +14,7 @@ from .model import ALIAS_PREFIX, NAMESPACE, Domain, Hostdev, Request, Status
 _GAP = " "  # between namespace and name: no URI contains one
 _DEVICES = f"{NAMESPACE}{_GAP}devices"
 _DEVICE = f"{NAMESPACE}{_GAP}device"
+_NUMBER = re.compile(r"[0-9]{1,19}", re.ASCII)
 _MOST_NUMBERS = 65536  # in one range; Linux has far fewer cpus
 _CHOICES = {
     "placement": ("spread", "pack"),
@@ -33,24 +35,20 @@ def parse_status(text: str) -> Status:
     """Read a status file of libvirt's (`<domstatus>`). Raises DomainXmlError."""
     reader = _Reader("domstatus")
     reader.read(text)
-    pid = reader.root.get("pid", "")
-    return Status(
-        reader.domain(), int(pid) if pid.isdigit() and pid.isascii() else None, reader.monitor
-    )
+    return Status(reader.domain(), _number(reader.root.get("pid", "")), reader.monitor)
 
 
 def parse_set(text: str) -> set[int]:
     """Read a set of numbers as libvirt and sysfs write it: `0-3,^2,8`. Raises DomainXmlError."""
     found: set[int] = set()
     for part in filter(None, map(str.strip, text.split(","))):
-        first, dash, last = part.removeprefix("^").partition("-")
-        try:
-            numbers = range(int(first), int(last if dash else first) + 1)
-        except ValueError:
-            raise DomainXmlError(f"'{text}' is no set of numbers") from None
-        if len(numbers) > _MOST_NUMBERS:
-            raise DomainXmlError(f"'{text}' is too large a set")
-        (found.difference_update if part[0] == "^" else found.update)(numbers)
+        low, dash, high = map(str.strip, part.removeprefix("^").partition("-"))
+        first, last = _number(low), _number(high if dash else low)
+        if first is None or last is None:
+            raise DomainXmlError(f"'{text:.60}' is no set of numbers")
+        if last - first >= _MOST_NUMBERS:
+            raise DomainXmlError(f"'{text:.60}' is too large a set")
+        (found.difference_update if part[0] == "^" else found.update)(range(first, last + 1))
     return found
 
 
@@ -92,11 +90,10 @@ class _Reader:
     def domain(self) -> Domain:
         if not self._name or not self._uuid:
             raise DomainXmlError("a domain without name or UUID")
-        number = self._attributes.get("id", "")
         return Domain(
             self._name,
             self._uuid.lower(),
-            int(number) if number.isascii() and number.isdigit() else None,
+            _number(self._attributes.get("id", "")),
             tuple(self._requests),
             tuple(self._hostdevs),
             frozenset(self._nodes),
@@ -150,6 +147,10 @@ class _Reader:
                 raise RequestError(f"unknown element <{where.rpartition('/')[2].split(_GAP)[-1]}>")
         except RequestError as error:
             self._request_error = self._request_error or str(error)
+
+
+def _number(text: str) -> int | None:
+    return int(text) if _NUMBER.fullmatch(text) else None
 
 
 def _refuse_doctype(*_: object) -> None:

@@ -11,7 +11,7 @@ from ..address import PciAddress
 from ..claims import handles, liveness, processes, witnesses
 from ..claims.model import Claim, Phase
 from ..devices import vendor_vfio
-from ..errors import DeviceError, InUseError, RefusedError
+from ..errors import AddressError, DeviceError, InUseError, RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,7 +75,11 @@ class Context(NamedTuple):
 
     def nodes(self, device: str) -> frozenset[str]:
         """The VFIO nodes of DEVICE. Raises DeviceError."""
-        return vendor_vfio.vfio_nodes(self.config.paths.sysfs, PciAddress.parse(device))
+        try:
+            address = PciAddress.parse(device)
+        except AddressError as error:
+            raise DeviceError(f"{device} is not a VF, so who has it open can't be told") from error
+        return vendor_vfio.vfio_nodes(self.config.paths.sysfs, address)
 
     def judge(self, claim: Claim, world: World, start_is_over: bool = False) -> Verdict:
         """The verdict on CLAIM.

@@ -213,7 +213,7 @@ def _profile(start: _Start, wanted: Wanted, device: Device) -> Profile:
         wanted.request.profile,
         device,
         lambda: _known(start),
-        f"runs {owners}" if owners else "doesn't offer it",
+        f"runs {owners}" if owners else "",
     )
 
 

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""The verbs that edit the definition of an inactive domain: `attach` and `detach`.
+
+They touch no device and take no lock; the hooks do the rest when the domain starts.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import click
+
+from .. import config, libvirt_api, placement
+from ..address import PciAddress
+from ..devices import vendor_vfio
+from ..domain import edit
+from ..domain.model import ALIAS_PREFIX, Request
+from ..domain.read import parse_domain
+from ..errors import AddressError, DomainXmlError, LibvirtError, RequestError
+from ..revert import Revert
+from ..survey import look
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ..capacity import Host
+    from ..config import Config
+    from ..domain.model import Domain
+    from ..libvirt_api import Definition
+
+_ALIAS = re.compile(rf"{ALIAS_PREFIX}[A-Za-z0-9_-]+", re.ASCII)  # libvirt takes no others
+
+
+def _gpu(_context: click.Context, _option: click.Parameter, value: str | None) -> PciAddress | None:
+    try:
+        return None if value is None else PciAddress.parse(value)
+    except AddressError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+def _alias(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+    if value is not None and not _ALIAS.fullmatch(value):
+        raise click.BadParameter(
+            f"'{value}' is no alias that libvirt keeps; begin it with '{ALIAS_PREFIX}' and use "
+            "letters, digits, '-' and '_'"
+        )
+    return value
+
+
+dry_run_option = click.option(
+    "--dry-run", is_flag=True, help="Print what would be written, and write nothing."
+)
+
+
+@click.command(short_help="Give a domain's definition a vGPU.")
+@click.argument("domain")
+@click.option("--profile", required=True, help="Full name, short name or id of the vGPU's profile.")
+@click.option("--gpu", metavar="ADDRESS", callback=_gpu, help="Take a device of this GPU only.")
+@click.option("--alias", callback=_alias, help="The hostdev's alias.  [default: ua-vgpu0, ...]")
+@dry_run_option
+def attach(
+    domain: str, profile: str, gpu: PciAddress | None, alias: str | None, dry_run: bool
+) -> None:
+    """Ask for a vGPU in the definition of DOMAIN, and point a hostdev at a device for it.
+
+    DOMAIN is a name or UUID; it must not run.
+    """
+    settings = config.load()
+    with libvirt_api.connect(settings.uri) as connection:
+        definition = _editable(libvirt_api.find(connection, domain))
+        parsed = parse_domain(definition.document)
+        if parsed.request_error:
+            raise RequestError(
+                f"the vGPU request in the metadata of {definition.label} can't be understood: "
+                f"{parsed.request_error}; mend it with 'virsh edit'"
+            )
+        before = edit.metadata(definition.document)
+        name = _new_alias(definition, alias, edit.requested_aliases(before))
+        host = _host(settings, parsed, libvirt_api.definitions(connection))
+        found = placement.resolve(profile, host)
+        request = Request(name, found.name, gpu)
+        device = placement.choose(found, request, settings.policy.placement, host)
+        after = edit.with_request(before, request)
+        hostdev = edit.hostdev(name, device.address)
+        if dry_run:
+            _print_dry_run(definition, after, "added to", hostdev)
+            return
+        _write(definition, before, after, lambda: libvirt_api.attach(definition, hostdev))
+    click.echo(
+        f"'{name}' of {definition.label} is at {device.name} of GPU {device.gpu}, and gets "
+        f"{found.name} when the domain starts."
+    )
+
+
+@click.command(short_help="Take a vGPU out of a domain's definition.")
+@click.argument("domain")
+@click.option("--alias", callback=_alias, help="Which vGPU, where the domain has several.")
+@dry_run_option
+def detach(domain: str, alias: str | None, dry_run: bool) -> None:
+    """Remove a vGPU's request and its hostdev from the definition of DOMAIN.
+
+    DOMAIN is a name or UUID; it must not run.
+    """
+    settings = config.load()
+    with libvirt_api.connect(settings.uri) as connection:
+        definition = _editable(libvirt_api.find(connection, domain))
+        before = edit.metadata(definition.document)
+        asked = edit.requested_aliases(before)
+        name = alias or _only(definition, asked)
+        hostdev = edit.find_hostdev(definition.document, name)
+        if name not in asked:
+            _check_lonely_hostdev(settings, definition, name, asked)
+        after = edit.without_request(before, name) if before and name in asked else before
+        if dry_run:
+            _print_dry_run(definition, after, "removed from", hostdev)
+            return
+        _write(
+            definition,
+            before,
+            after,
+            lambda: libvirt_api.detach(definition, hostdev) if hostdev else None,
+        )
+    click.echo(f"{definition.label} has no vGPU '{name}' any more.")
+
+
+def _editable(definition: Definition) -> Definition:
+    if not definition.is_persistent:
+        raise LibvirtError(
+            f"{definition.label} is transient and has no definition to edit; ask for the vGPU in "
+            "the XML that it is created from"
+        )
+    if definition.is_active:
+        raise LibvirtError(
+            f"{definition.label} runs, and vGPUs of a running domain can't be changed; shut it "
+            "down first"
+        )
+    return definition
+
+
+def _new_alias(definition: Definition, wanted: str | None, asked: tuple[str, ...]) -> str:
+    taken = edit.device_aliases(definition.document).union(asked)
+    if wanted is None:
+        numbers = range(len(taken) + 1)
+        return next(name for n in numbers if (name := f"{ALIAS_PREFIX}vgpu{n}") not in taken)
+    if wanted in taken:
+        what = "asks for a vGPU at" if wanted in asked else "has a device with the alias"
+        raise RequestError(
+            f"{definition.label} {what} '{wanted}' already; choose another alias, or run "
+            f"'virt-vgpu detach' with that one first"
+        )
+    return wanted
+
+
+def _host(settings: Config, domain: Domain, others: Iterable[Definition]) -> Host:
+    """The host as DOMAIN may choose on it: its own devices are out, those of others come last."""
+    pointed: set[str] = set()
+    for other in others:
+        try:
+            parsed = parse_domain(other.document)
+        except DomainXmlError:
+            continue  # what it points at only costs a preference
+        if parsed.uuid != domain.uuid:
+            pointed |= _devices(parsed)
+    host = look(settings).host
+    return host._replace(pointed=frozenset(pointed), busy=host.busy | _devices(domain))
+
+
+def _devices(domain: Domain) -> set[str]:
+    return {str(hostdev.address) for hostdev in domain.hostdevs if hostdev.address}
+
+
+def _only(definition: Definition, asked: tuple[str, ...]) -> str:
+    if len(asked) == 1:
+        return asked[0]
+    if asked:
+        raise RequestError(
+            f"{definition.label} asks for several vGPUs: {', '.join(asked)}; say which with --alias"
+        )
+    raise RequestError(
+        f"{definition.label} asks for no vGPU; a hostdev that is there nevertheless can be named "
+        "with --alias"
+    )
+
+
+def _check_lonely_hostdev(
+    settings: Config, definition: Definition, alias: str, asked: tuple[str, ...]
+) -> None:
+    """Check that the hostdev ALIAS, which no request goes with, is a vGPU's and not a NIC's."""
+    hostdev = parse_domain(definition.document).hostdev(alias)
+    if hostdev is None:
+        raise RequestError(
+            f"{definition.label} has no vGPU '{alias}'; it asks for {', '.join(asked) or 'none'}"
+        )
+    sysfs = settings.paths.sysfs
+    address = hostdev.address
+    if address and vendor_vfio.exists(sysfs, address) and vendor_vfio.is_vgpu_vf(sysfs, address):
+        return
+    raise RequestError(
+        f"the hostdev '{alias}' of {definition.label} points at no VF for vGPUs, and no request "
+        "goes with it; if it shall go, use 'virsh detach-device --config'"
+    )
+
+
+def _print_dry_run(
+    definition: Definition, metadata: str | None, verb: str, hostdev: str | None
+) -> None:
+    lines = [f"The definition of {definition.label} would have in its <metadata>:", ""]
+    lines += [metadata or "(no request for a vGPU)", ""]
+    if hostdev:
+        lines += [f"This would be {verb} its <devices>:", "", hostdev, ""]
+    click.echo("\n".join([*lines, "Nothing was written."]))
+
+
+def _write(
+    definition: Definition, before: str | None, after: str | None, change: Callable[[], None]
+) -> None:
+    """Write the metadata, then make the CHANGE of the hostdev: both or neither."""
+    left: list[str] = []
+
+    def put_back() -> None:
+        try:
+            libvirt_api.set_metadata(definition, before)
+        except LibvirtError as error:
+            left.append(f"and what was written can't be undone: {error}")
+
+    try:
+        with Revert() as undo:
+            if after != before:
+                libvirt_api.set_metadata(definition, after)
+                undo.add(put_back)
+            change()
+    except LibvirtError as error:
+        raise LibvirtError("; ".join([str(error), *left])) from error

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Edits of a domain's definition: its request in the metadata, and the hostdev that goes with it.
+
+Functions of texts. What they don't know (attributes, comments, other elements) stays as it is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lxml import etree
+
+from ..errors import DomainXmlError
+from .model import NAMESPACE, PREFIX
+
+if TYPE_CHECKING:
+    from ..address import PciAddress
+    from .model import Request
+
+_OURS = f"{{{NAMESPACE}}}"
+
+
+def metadata(document: str) -> str | None:
+    """Our element in the metadata of a domain's XML, with `vgpu:` as its prefix; None: none there.
+
+    Raises DomainXmlError.
+    """
+    found = _parse(document).find(f"metadata/{_OURS}devices")
+    return None if found is None else _text(_normal(found))
+
+
+def requested_aliases(metadata: str | None) -> tuple[str, ...]:
+    """The aliases of all requests in METADATA, understandable or not, once each."""
+    if metadata is None:
+        return ()
+    found = (element.get("alias") for element in _parse(metadata).iter(f"{_OURS}device"))
+    return tuple(dict.fromkeys(alias for alias in found if alias))
+
+
+def with_request(metadata: str | None, request: Request) -> str:
+    """METADATA with one more request, after those that are there."""
+    root = etree.Element(f"{_OURS}devices", nsmap={PREFIX: NAMESPACE})
+    if metadata is not None:
+        root = _parse(metadata)
+    element = etree.SubElement(root, f"{_OURS}device")
+    for name, value in request._asdict().items():
+        if value is not None:
+            element.set(name, str(value))
+    return _text(root)
+
+
+def without_request(metadata: str, alias: str) -> str | None:
+    """METADATA without the requests for ALIAS; None where no request is left."""
+    root = _parse(metadata)
+    for element in root.findall(f"{_OURS}device"):
+        if element.get("alias") == alias:
+            root.remove(element)
+    return None if root.find(f"{_OURS}device") is None else _text(root)
+
+
+def for_libvirt(metadata: str) -> str:
+    """METADATA as libvirt's setMetadata wants it: without our namespace.
+
+    It declares the namespace itself, under the prefix that it is given, on elements that have none;
+    it fails where that prefix is declared already, and a second declaration would confuse its
+    readers.
+    """
+    root = _parse(metadata)
+    for element in root.iter(f"{_OURS}*"):
+        element.tag = etree.QName(element).localname
+    kept = [prefix for prefix, uri in root.nsmap.items() if prefix and uri != NAMESPACE]
+    etree.cleanup_namespaces(root, keep_ns_prefixes=kept)
+    return _text(root)
+
+
+def hostdev(alias: str, address: PciAddress) -> str:
+    """The XML of an unmanaged PCI hostdev that points at ADDRESS."""
+    root = etree.Element("hostdev", mode="subsystem", type="pci", managed="no")
+    source = etree.SubElement(root, "source")
+    etree.SubElement(
+        source,
+        "address",
+        domain=f"0x{address.domain:04x}",
+        bus=f"0x{address.bus:02x}",
+        slot=f"0x{address.slot:02x}",
+        function=f"0x{address.function:x}",
+    )
+    etree.SubElement(root, "alias", name=alias)
+    return _text(root)
+
+
+def find_hostdev(document: str, alias: str) -> str | None:
+    """The hostdev with ALIAS in a domain's XML, whole, as libvirt wants it to detach it."""
+    for element in _parse(document).iterfind("devices/hostdev"):
+        name = element.find("alias")
+        if name is not None and name.get("name") == alias:
+            element.tail = None
+            return _text(element)
+    return None
+
+
+def device_aliases(document: str) -> frozenset[str]:
+    """The aliases of all devices in a domain's XML, of whatever kind."""
+    found = _parse(document).iterfind("devices/*/alias")
+    return frozenset(name for element in found if (name := element.get("name")))
+
+
+def _normal(element: etree._Element) -> etree._Element:
+    """A copy of our element of its own, with our prefix alone for our namespace.
+
+    Elements without a namespace become ours, as libvirt makes them at the next setMetadata.
+    """
+    parent = element.getparent()
+    outside = {} if parent is None else parent.nsmap
+    own = {
+        prefix: uri
+        for prefix, uri in element.nsmap.items()
+        if prefix and uri != NAMESPACE and outside.get(prefix) != uri
+    }
+    root = etree.Element(f"{_OURS}devices", nsmap={**own, PREFIX: NAMESPACE})
+    root.attrib.update(element.attrib)
+    root.text = element.text
+    root.extend(list(element))
+    for child in root.iter(etree.Element):
+        name = etree.QName(child)
+        if name.namespace in (None, NAMESPACE):
+            child.tag = f"{_OURS}{name.localname}"
+    etree.cleanup_namespaces(root, keep_ns_prefixes=[*own, PREFIX])
+    return root
+
+
+def _parse(text: str) -> etree._Element:
+    # Libvirt's documents need no entities, and blanks between elements are its own indentation.
+    parser = etree.XMLParser(resolve_entities=False, no_network=True, remove_blank_text=True)
+    try:
+        return etree.fromstring(text, parser)
+    except etree.XMLSyntaxError as error:
+        raise DomainXmlError(f"not well-formed XML: {error}") from error
+
+
+def _text(element: etree._Element) -> str:
+    etree.indent(element, "  ")
+    return etree.tostring(element, encoding="unicode")

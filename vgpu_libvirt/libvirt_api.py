@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""All that we ask of libvirt; the only module that imports it, and never part of a hook.
+
+Nobody calls this while holding one of our locks: libvirt holds a domain's lock while a hook runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import libvirt
+
+from .domain import edit
+from .domain.model import NAMESPACE, PREFIX
+from .errors import LibvirtError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+class Definition(NamedTuple):
+    """A domain as libvirt has it, and its handle there."""
+
+    name: str
+    uuid: str
+    document: str  # the inactive XML
+    is_active: bool
+    is_persistent: bool
+    handle: Any  # libvirt.virDomain
+
+    @property
+    def label(self) -> str:
+        """The domain as a sentence names it."""
+        return f"domain '{self.name}' ({self.uuid})"
+
+
+@contextlib.contextmanager
+def connect(uri: str) -> Iterator[Any]:
+    """A connection to the libvirt at URI. Raises LibvirtError."""
+    # Its own handler prints every error to stderr before we can say it in a sentence.
+    libvirt.registerErrorHandler(_stay_quiet, None)
+    try:
+        connection = libvirt.open(uri)
+    except libvirt.libvirtError as error:
+        raise LibvirtError(
+            f"libvirt can't be reached at {uri}: {_message(error)}; see that libvirtd or virtqemud "
+            "runs, and that you may use it"
+        ) from error
+    try:
+        yield connection
+    finally:
+        with contextlib.suppress(libvirt.libvirtError):
+            connection.close()
+
+
+def find(connection: Any, wanted: str) -> Definition:
+    """The domain that WANTED names, by UUID or by name. Raises LibvirtError."""
+    lookups = [connection.lookupByName]
+    with contextlib.suppress(ValueError):
+        identity = str(uuid.UUID(wanted))
+        lookups.insert(0, lambda _: connection.lookupByUUIDString(identity))
+    for lookup in lookups:
+        try:
+            return _definition(lookup(wanted))
+        except libvirt.libvirtError as error:
+            if error.get_error_code() != libvirt.VIR_ERR_NO_DOMAIN:
+                raise LibvirtError(
+                    f"domain '{wanted}' can't be looked up: {_message(error)}"
+                ) from error
+    raise LibvirtError(
+        f"there is no domain '{wanted}' at {connection.getURI()}; 'virsh list --all' shows those "
+        "that are"
+    )
+
+
+def definitions(connection: Any) -> tuple[Definition, ...]:
+    """All persistent domains, running or not. Raises LibvirtError."""
+    found = []
+    try:
+        handles = connection.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_PERSISTENT)
+    except libvirt.libvirtError as error:
+        raise LibvirtError(f"the domains can't be listed: {_message(error)}") from error
+    for handle in handles:
+        try:
+            found.append(_definition(handle))
+        except libvirt.libvirtError as error:
+            if error.get_error_code() != libvirt.VIR_ERR_NO_DOMAIN:  # it went while we looked
+                raise LibvirtError(f"a domain can't be read: {_message(error)}") from error
+    return tuple(found)
+
+
+def set_metadata(definition: Definition, metadata: str | None) -> None:
+    """Write our element of an inactive definition's metadata; None removes it."""
+    text = None if metadata is None else edit.for_libvirt(metadata)
+    handle = definition.handle
+    _change(
+        definition,
+        "the metadata can't be written",
+        lambda: handle.setMetadata(
+            libvirt.VIR_DOMAIN_METADATA_ELEMENT,
+            text,
+            PREFIX,
+            NAMESPACE,
+            libvirt.VIR_DOMAIN_AFFECT_CONFIG,
+        ),
+    )
+
+
+def attach(definition: Definition, device: str) -> None:
+    """Add a device to an inactive definition."""
+    handle, flags = definition.handle, libvirt.VIR_DOMAIN_AFFECT_CONFIG
+    _change(
+        definition,
+        "the hostdev can't be attached",
+        lambda: handle.attachDeviceFlags(device, flags),
+    )
+
+
+def detach(definition: Definition, device: str) -> None:
+    """Remove a device from an inactive definition."""
+    handle, flags = definition.handle, libvirt.VIR_DOMAIN_AFFECT_CONFIG
+    _change(
+        definition,
+        "the hostdev can't be detached",
+        lambda: handle.detachDeviceFlags(device, flags),
+    )
+
+
+def _definition(handle: Any) -> Definition:
+    is_active = bool(handle.isActive())
+    is_persistent = bool(handle.isPersistent())
+    document = handle.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE)
+    name, identity = handle.name(), handle.UUIDString()
+    return Definition(name, identity, document, is_active, is_persistent, handle)
+
+
+def _change(definition: Definition, failure: str, act: Callable[[], object]) -> None:
+    try:
+        act()
+    except libvirt.libvirtError as error:
+        raise LibvirtError(f"{definition.label}: {failure}: {_message(error)}") from error
+
+
+def _message(error: Any) -> str:
+    return str(error.get_error_message() or error)
+
+
+def _stay_quiet(_context: object, _error: object) -> None:
+    pass

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""What `list`, `status` and `profiles` show, as text or JSON: a pure view of a survey."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from . import capacity
+from .claims import liveness
+from .claims.model import Phase
+from .devices.model import Profile, distinct
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from .claims.liveness import Verdict
+    from .claims.model import Claim
+    from .devices.model import Device, Gpu
+    from .survey import Survey
+
+_PROCESS = re.compile(r"/(\d+)/(?:fd|task)\b", re.ASCII)
+
+
+class State(StrEnum):
+    """What a device is to somebody who looks for one; the first that applies, in this order."""
+
+    UNREADABLE = "unreadable"  # its claim or an attribute
+    IN_USE = "in-use"  # open in a process, a running domain's, or its owner lives
+    CLAIMED = "claimed"
+    FOREIGN = "foreign"  # it has a type, but no claim
+    FREE = "free"
+
+
+class DeviceRow(NamedTuple):
+    """A device with what is on it, and whose it is."""
+
+    device: Device
+    profile: Profile | None  # what it has now; None: nothing, or it can't be read
+    state: State
+    claim: Claim | None
+
+
+class GpuRow(NamedTuple):
+    """A GPU with its devices."""
+
+    gpu: Gpu
+    devices: tuple[DeviceRow, ...]
+
+
+class Capacity(NamedTuple):
+    """How many vGPUs of a profile could be started on a GPU now; see capacity.startable."""
+
+    profile: Profile
+    gpu: Gpu
+    startable: int
+    bound: str  # "at least" or "at most" that many, or empty
+
+
+class Report(NamedTuple):
+    """All of it; `problems` are sentences."""
+
+    gpus: tuple[GpuRow, ...]
+    claims: tuple[tuple[Claim, Verdict], ...]
+    problems: tuple[str, ...]
+
+
+def build(survey: Survey) -> Report:
+    """Make the report."""
+    gpus = tuple(
+        GpuRow(gpu, tuple(_row(survey, device) for device in gpu.devices))
+        for gpu in survey.host.inventory.gpus
+    )
+    claims = tuple(
+        (claim, survey.verdicts[name])
+        for name, claim in sorted(survey.host.claims.readable.items())
+    )
+    return Report(gpus, claims, tuple(_problems(survey, gpus)))
+
+
+def capacities(survey: Survey) -> tuple[Capacity, ...]:
+    """What could be started on each GPU, for every profile that it lists or has; by id."""
+    found: list[Capacity] = []
+    for gpu in survey.host.inventory.gpus:
+        use = capacity.use_of(gpu, survey.host)
+        listed = (profile for device in gpu.devices for profile in device.creatable or ())
+        found += [
+            Capacity(profile, gpu, capacity.startable(profile, use), capacity.bound(profile, use))
+            for profile in distinct((*listed, *use.present))
+        ]
+    return tuple(sorted(found, key=lambda one: (one.profile, one.gpu.address)))
+
+
+def status_json(report: Report) -> dict[str, Any]:
+    """The report as `status --json` and `list --json` print it."""
+    return {
+        "gpus": [
+            {
+                "address": str(row.gpu.address),
+                "backend": row.gpu.backend,
+                "numa_node": row.gpu.numa_node,
+                "devices": [_device_json(each) for each in row.devices],
+            }
+            for row in report.gpus
+        ],
+        "claims": [claim.to_json() for claim, _ in report.claims],
+        "problems": list(report.problems),
+    }
+
+
+def profiles_json(found: Iterable[Capacity]) -> list[dict[str, Any]]:
+    """The capacities as `profiles --json` prints them."""
+    return [
+        {
+            "id": one.profile.id,
+            "name": one.profile.name,
+            "gpu": str(one.gpu.address),
+            "startable": one.startable,
+            "framebuffer_mib": one.profile.framebuffer_mib,
+        }
+        for one in found
+    ]
+
+
+def _device_json(row: DeviceRow) -> dict[str, Any]:
+    claim = row.claim
+    return {
+        "address": row.device.name,
+        "profile": row.profile._asdict() if row.profile else None,
+        "state": row.state,
+        "claim": claim
+        and {
+            "domain_uuid": claim.domain_uuid,
+            "domain_name": claim.domain_name,
+            "alias": claim.alias,
+            "phase": claim.phase,
+        },
+    }
+
+
+def _row(survey: Survey, device: Device) -> DeviceRow:
+    profile = survey.host.profile_of(device) if device.type_id else None
+    claim = survey.host.claims.readable.get(device.name)
+    return DeviceRow(device, profile, _state(survey, device), claim)
+
+
+def _state(survey: Survey, device: Device) -> State:
+    if device.error is not None or device.name in survey.host.claims.unreadable:
+        return State.UNREADABLE
+    verdict = survey.verdicts.get(device.name)
+    if device.name in survey.host.busy or (verdict and verdict.state is liveness.State.ALIVE):
+        return State.IN_USE
+    if verdict:
+        return State.CLAIMED
+    return State.FOREIGN if device.type_id else State.FREE
+
+
+def _problems(survey: Survey, gpus: tuple[GpuRow, ...]) -> list[str]:
+    problems = [*survey.problems, *_unseen_processes(survey.world.handles.unknown)]
+    for row in (row for gpu in gpus for row in gpu.devices):
+        problems += _mismatch(row.device, row.claim) if row.claim else _unclaimed(row)
+    for claim in survey.host.claims.readable.values():
+        if claim.phase is Phase.RELEASE_PENDING:
+            problems.append(
+                f"{claim.device} waits to be given back by {claim.owner}: "
+                f"{claim.error or 'its owner is not provably dead'}"
+            )
+    for name, why in survey.elsewhere.items():
+        if owned := survey.host.claims.readable.get(name):
+            problems.append(
+                f"{owned.owner} has a claim on {name}, {why}; the claim goes once the domain is "
+                "provably dead"
+            )
+        else:
+            problems.append(f"an unreadable claim is on {name}, {why}")
+    return list(dict.fromkeys(problems))
+
+
+def _unclaimed(row: DeviceRow) -> list[str]:
+    """A type that nobody claimed."""
+    if row.profile is None or row.state is State.UNREADABLE:
+        return []
+    what = f"{row.device.name} has {_named(row.profile)}"
+    if row.state is State.IN_USE:
+        return [f"{what} and is in use, but nobody claimed it; it is left alone"]
+    return [
+        f"{what}, but nobody claimed it and nothing shows it in use; if it is a leftover, write 0 "
+        'to its nvidia/current_vgpu_type, or set foreign = "reset" in [policy]'
+    ]
+
+
+def _mismatch(device: Device, claim: Claim) -> list[str]:
+    """A type that isn't the claim's; none is fine until it has been programmed."""
+    if device.type_id is None or device.type_id == claim.profile.id:
+        return []
+    if device.type_id == 0 and claim.phase not in (Phase.CONFIGURED, Phase.RUNNING):
+        return []
+    now = f"type {device.type_id}" if device.type_id else "no type"
+    return [
+        f"{device.name} was given {_named(claim.profile)} for {claim.owner}, but has {now} now: "
+        "somebody else writes to it"
+    ]
+
+
+def _unseen_processes(unknown: tuple[str, ...]) -> list[str]:
+    """One sentence for all processes whose open files can't be read; others as they are."""
+    processes = {match[1] for sentence in unknown if (match := _PROCESS.search(sentence))}
+    problems = [sentence for sentence in unknown if not _PROCESS.search(sentence)]
+    if processes:
+        number = "1 process" if len(processes) == 1 else f"{len(processes)} processes"
+        problems.append(
+            f"the open files of {number} can't be read, so devices in use may look free; run as "
+            "root to see them"
+        )
+    return problems
+
+
+def _named(profile: Profile) -> str:
+    unnamed = profile.name == f"type {profile.id}"
+    return profile.name if unnamed else f"{profile.name} ({profile.id})"

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""One look at the whole host, for everything that shows it or chooses on it.
+
+It takes no lock, writes nothing, and never asks libvirt; what can't be read becomes a sentence.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from .address import PciAddress
+from .capacity import host
+from .claims import store, witnesses
+from .claims.liveness import State, Verdict
+from .claims.store import Claims
+from .devices import vendor_vfio
+from .errors import DeviceError, StoreError, VgpuError
+from .lifecycle.context import Context
+
+if TYPE_CHECKING:
+    from .capacity import Host
+    from .claims.model import Claim
+    from .claims.witnesses import World
+    from .config import Config, Paths
+    from .devices.model import Inventory
+
+
+class Survey(NamedTuple):
+    """What there is, whose it is, and who is alive."""
+
+    host: Host  # without what [policy] excludes
+    world: World
+    verdicts: dict[str, Verdict]  # claimed device -> whether its owner lives
+    elsewhere: dict[str, str]  # claimed device that the inventory lacks -> why
+    problems: tuple[str, ...]  # what else couldn't be read
+
+
+def look(config: Config) -> Survey:
+    """Look at the host: its processes once, however many devices it has."""
+    paths = config.paths
+    context = Context(config)
+    inventory = vendor_vfio.discover(paths.sysfs, config.policy.exclude)
+    claims, problems = _claims(paths, inventory)
+    world = witnesses.look_around(paths)
+    known = {device.name for device in inventory.devices}
+    problems += [*inventory.problems, *claims.problems, *world.domains.problems]
+    busy = {device for domain in world.domains.domains for device in domain.devices}
+    # Most hosts have few open VFIO files and many VFs, whose nodes cost two look-ups each.
+    for device in inventory.devices if world.handles.holders else ():
+        try:
+            if world.handles.on(context.nodes(device.name)):
+                busy.add(device.name)
+        except DeviceError as error:
+            problems.append(f"whether {device.name} is in use can't be told: {error}")
+    return Survey(
+        host(inventory, claims, frozenset(busy)),
+        world,
+        {name: _verdict(context, claim, world) for name, claim in claims.readable.items()},
+        {
+            name: _whereabouts(paths, name)
+            for name in sorted({*claims.readable, *claims.unreadable} - known)
+        },
+        tuple(problems),
+    )
+
+
+def _claims(paths: Paths, inventory: Inventory) -> tuple[Claims, list[str]]:
+    """The claims; where not even their names can be read, any device may be somebody's."""
+    try:
+        return store.read_all(paths.state), []
+    except StoreError as error:
+        return Claims({}, {device.name: str(error) for device in inventory.devices}, ()), [
+            str(error)
+        ]
+
+
+def _verdict(context: Context, claim: Claim, world: World) -> Verdict:
+    try:
+        return context.judge(claim, world)
+    except VgpuError as error:
+        return Verdict(State.UNKNOWN, (str(error),))
+
+
+def _whereabouts(paths: Paths, name: str) -> str:
+    """Why a claimed device isn't in the inventory, as the end of a sentence about it."""
+    try:
+        address = PciAddress.parse(name)
+        if not vendor_vfio.exists(paths.sysfs, address):
+            return "which is not on this host any more"
+        if not vendor_vfio.is_vgpu_vf(paths.sysfs, address):
+            return "which is no VF of a vGPU-capable GPU any more"
+    except VgpuError as error:
+        return f"which can't be looked up: {error}"
+    return "which [policy] in the configuration excludes"
