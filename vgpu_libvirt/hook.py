@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""What `hooks/qemu` hands over to: `NAME OPERATION SUBOPERATION EXTRA`, domain XML on stdin.
+"""What libvirt's hooks hand over to.
 
+`hooks/qemu`: `NAME OPERATION SUBOPERATION EXTRA`, domain XML on stdin; `hooks/daemon`: `--daemon`.
 libvirt, and every `virsh list` on the host, waits while this runs. So it imports what its operation
 needs and no more, and never libvirt: a hook that calls libvirt deadlocks.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from typing import TYPE_CHECKING
 
 from .domain.model import NAMESPACE
@@ -23,12 +25,15 @@ if TYPE_CHECKING:
     from .lifecycle.context import Context
 
 MAY_REFUSE = ("prepare", "start", "migrate", "restore")
+DAEMON_OPTION = "--daemon"
 OPERATIONS = (*MAY_REFUSE, "started", "stopped", "release", "reconnect", "attach")
 
 DONE = 0
 REFUSED = 1
 USAGE = 2
 REFUSED_BYSTANDER = 3  # for a domain that didn't ask; the stub believes no other exit status then
+
+_DAEMON_SECONDS = 4.0  # for beginning work when libvirt starts; hooks/daemon ends us after five
 
 # The stub says who ran it: its own parent, where a dispatcher may stand between us and libvirt.
 PARENT_VARIABLE = "VGPU_LIBVIRT_PARENT"
@@ -38,40 +43,83 @@ def main(
     arguments: list[str], stdin: BinaryIO, stderr: TextIO, environment: Mapping[str, str]
 ) -> int:
     """Run one hook operation; return the exit status."""
+    if arguments == [DAEMON_OPTION]:
+        return _daemon_starts(stderr, environment)
     document = stdin.read()
     operation = arguments[1] if len(arguments) > 1 else ""
-    may_refuse = operation in MAY_REFUSE
     if len(arguments) != 4:
-        if operation and not may_refuse:
+        if operation and operation not in MAY_REFUSE:
             return DONE
         print("usage: vgpu-libvirt-hook NAME OPERATION SUBOPERATION EXTRA <XML", file=stderr)
         return USAGE
     if operation not in OPERATIONS:
         return DONE
+    return _domain_changes(operation, document, stderr, environment)
+
+
+def _domain_changes(
+    operation: str, document: bytes, stderr: TextIO, environment: Mapping[str, str]
+) -> int:
     asks = NAMESPACE.encode() in document
+    harm = None
     try:
         domain = _read(document)
         asks = domain.asks
         if operation in MAY_REFUSE and not asks and not any(h.address for h in domain.hostdevs):
             return DONE
         problems, harm = _run(operation, domain, environment)
-    except VgpuError as error:
-        problems, harm = [str(error)], None
-        refused = may_refuse and asks
-    except Exception as error:  # a bug of ours must end in a sentence, and must not kill a guest
-        problems, harm = (
-            [f"internal error, please report it: {type(error).__name__}: {error}"],
-            None,
-        )
-        refused = may_refuse and asks
-    else:
         refused = harm is not None
+    except VgpuError as error:
+        problems = [str(error)]
+        refused = operation in MAY_REFUSE and asks
+    except Exception as error:  # a bug of ours must end in a sentence, and must not kill a guest
+        problems = [_bug(error)]
+        refused = operation in MAY_REFUSE and asks
     for problem in [*problems, harm] if harm else problems:
-        # A request's attributes may have newlines in them; a refusal is one line.
-        print(f"vgpu-libvirt: {' '.join(problem.splitlines())}", file=stderr)
+        _tell(stderr, problem)
     if not refused:
         return DONE
     return REFUSED if asks else REFUSED_BYSTANDER
+
+
+def _daemon_starts(stderr: TextIO, environment: Mapping[str, str]) -> int:
+    """Reconcile from files alone, before libvirt serves anybody; it waits, so not for long."""
+    try:
+        context = _context(environment)
+        if context.daemon is None:
+            return DONE  # another of libvirt's daemons, which has no domains
+        from . import sync
+
+        outcome = sync.reconcile(context, time.monotonic() + _DAEMON_SECONDS)
+        problems = [*outcome.problems, *(kept.reason for kept in outcome.kept if kept.is_doubtful)]
+    except VgpuError as error:
+        problems = [str(error)]
+    except Exception as error:  # libvirt must start, whatever is wrong with us
+        problems = [_bug(error)]
+    for problem in problems:
+        _tell(stderr, problem)
+    return DONE
+
+
+def _tell(stderr: TextIO, problem: str) -> None:
+    # A request's attributes may have newlines in them; a refusal is one line.
+    print(f"vgpu-libvirt: {' '.join(problem.splitlines())}", file=stderr)
+
+
+def _bug(error: Exception) -> str:
+    return f"internal error, please report it: {type(error).__name__}: {error}"
+
+
+def _context(environment: Mapping[str, str], domain_uuid: str | None = None) -> Context:
+    """Whose hook we are. Raises ConfigError."""
+    from . import config
+    from .claims.processes import daemon_above
+    from .lifecycle.context import Context
+
+    settings = config.load(environment)
+    parent = environment.get(PARENT_VARIABLE, "")
+    pid = int(parent) if parent.isascii() and parent.isdigit() else os.getppid()
+    return Context(settings, daemon_above(settings.paths.proc, pid), domain_uuid)
 
 
 def _read(document: bytes) -> Domain:
@@ -88,14 +136,7 @@ def _run(
 
     Raises VgpuError to refuse a domain that asks.
     """
-    from . import config
-    from .claims.processes import daemon_above
-    from .lifecycle.context import Context
-
-    settings = config.load(environment)
-    parent = environment.get(PARENT_VARIABLE, "")
-    pid = int(parent) if parent.isascii() and parent.isdigit() else os.getppid()
-    context = Context(settings, daemon_above(settings.paths.proc, pid), domain.uuid)
+    context = _context(environment, domain.uuid)
     if operation in ("prepare", "start"):
         from .lifecycle import bystander
 

@@ -7,11 +7,13 @@ Nobody calls this while holding one of our locks: libvirt holds a domain's lock 
 from __future__ import annotations
 
 import contextlib
+import threading
 import uuid
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import libvirt
 
+from .claims.liveness import Answer
 from .domain import edit
 from .domain.model import NAMESPACE, PREFIX
 from .errors import LibvirtError
@@ -53,6 +55,32 @@ def connect(uri: str) -> Iterator[Any]:
     finally:
         with contextlib.suppress(libvirt.libvirtError):
             connection.close()
+
+
+def ask(uri: str, asked_after: frozenset[str], seconds: float) -> Answer:
+    """Ask libvirt which domains are active; give it SECONDS, since it waits for every hook.
+
+    ASKED_AFTER are the ids of the claims that stood before; the answer is about their owners.
+    """
+    answers: list[Answer] = []
+
+    def listen() -> None:
+        try:
+            with connect(uri) as connection:
+                active = connection.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_ACTIVE)
+                uuids = frozenset(domain.UUIDString() for domain in active)
+            answers.append(Answer(uuids, asked_after))
+        except (LibvirtError, libvirt.libvirtError) as error:
+            answers.append(Answer(frozenset(), asked_after, f"libvirt doesn't answer: {error}"))
+
+    # A call to libvirt can't be ended; a thread of which nobody waits for the end can be left.
+    thread = threading.Thread(target=listen, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if answers:
+        return answers[0]
+    silence = f"libvirt runs, but hasn't answered for {seconds:g} s"
+    return Answer(frozenset(), asked_after, silence)
 
 
 def find(connection: Any, wanted: str) -> Definition:

@@ -253,11 +253,11 @@ def web2(vf: str, profile: str = "NVIDIA L40S-8Q", **more: object) -> str:
     return web1(vf, profile, name="web2", uuid=WEB2, number=8, **more)
 
 
-def entry_point(directory: Path) -> Path:
+def entry_point(directory: Path, python: str = sys.executable) -> Path:
     """An entry point for the stub that runs this checkout, with the interpreter's own options."""
     path = directory / "vgpu-libvirt-hook"
     text = (REPOSITORY / "packaging/vgpu-libvirt-hook.in").read_text()
-    text = text.replace("/usr/bin/python3", sys.executable).replace("@PYTHONDIR@", str(REPOSITORY))
+    text = text.replace("/usr/bin/python3", python).replace("@PYTHONDIR@", str(REPOSITORY))
     path.write_text(text)
     path.chmod(0o755)
     return path

@@ -19,6 +19,7 @@ from .model import Process
 
 if TYPE_CHECKING:
     from ..config import Paths
+    from ..domain.model import Domain
 
 _VANISHED = (FileNotFoundError, ProcessLookupError)
 
@@ -32,6 +33,7 @@ class LiveDomain(NamedTuple):
     process: Process
     monitor: str
     devices: frozenset[str]  # names of the PCI and mdev devices among its hostdevs
+    domain: Domain  # what its status file says of it
 
 
 class LiveDomains(NamedTuple):
@@ -112,5 +114,11 @@ def _live(paths: Paths, path: str) -> LiveDomain | None:
     devices = {str(hostdev.address) for hostdev in domain.hostdevs if hostdev.address}
     devices.update(hostdev.uuid for hostdev in domain.hostdevs if hostdev.uuid)
     return LiveDomain(
-        domain.uuid, domain.name, domain.id, process, status.monitor or "", frozenset(devices)
+        domain.uuid,
+        domain.name,
+        domain.id,
+        process,
+        status.monitor or "",
+        frozenset(devices),
+        domain,
     )

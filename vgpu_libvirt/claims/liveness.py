@@ -40,6 +40,30 @@ class Verdict(NamedTuple):
         """The evidence as one text."""
         return "; ".join(self.evidence)
 
+    def __str__(self) -> str:
+        state = "not provably dead" if self.state is State.UNKNOWN else self.state
+        return f"{state}: {self.why}"
+
+
+class Answer(NamedTuple):
+    """What a running libvirt answered; hooks never ask."""
+
+    active: frozenset[str]  # UUIDs of the domains that are active
+    asked_after: frozenset[str]  # ids of the claims that stood before it was asked
+    silence: str | None = None  # why there is no answer
+
+    def denies(self, claim: Claim) -> bool:
+        """Whether libvirt says that the owner of CLAIM isn't active, or doesn't know it.
+
+        That ends a start: between `prepare` and QEMU it says active, or nothing. It says nothing
+        about a claim that was made after the question.
+        """
+        return (
+            self.silence is None
+            and claim.claim_id in self.asked_after
+            and claim.domain_uuid not in self.active
+        )
+
 
 def judge(
     claim: Claim,
@@ -47,25 +71,31 @@ def judge(
     witnesses: Witnesses,
     reserve_timeout: float,
     start_is_over: bool = False,
+    libvirt: Answer | None = None,
 ) -> Verdict:
     """Say whether the owner of CLAIM lives and still has the device.
 
     START_IS_OVER: the caller knows that the start that made this claim can't become a QEMU, as a
     hook of the same domain and the same live daemon does: libvirt runs a domain's operations one
-    at a time.
+    at a time. LIBVIRT is what it answered, where it could be asked.
     """
     other = world.domains.using(claim.device)
     if other and (other.uuid == claim.domain_uuid or not witnesses.holders <= {other.process.pid}):
         other = None
     holders = frozenset[int]() if other else witnesses.holders
-    alive = tuple(_signs_of_life(claim, world, witnesses, holders))
-    doubts = tuple(_doubts(claim, world, witnesses, reserve_timeout, start_is_over))
+    alive = _signs_of_life(claim, world, witnesses, holders)
+    if libvirt:
+        alive += ["libvirt says that it is active"] if claim.domain_uuid in libvirt.active else []
+        start_is_over |= libvirt.denies(claim)
+    doubts = _doubts(claim, world, witnesses, reserve_timeout, start_is_over)
+    if libvirt and libvirt.silence:
+        doubts.append(libvirt.silence)
     if not doubts and not holders and _let_go(claim, world):
         return Verdict(State.DEAD, (f"{claim.owner} runs, but has let {claim.device} go",), other)
     if alive:
-        return Verdict(State.ALIVE, alive)
+        return Verdict(State.ALIVE, tuple(alive))
     if doubts:
-        return Verdict(State.UNKNOWN, doubts)
+        return Verdict(State.UNKNOWN, tuple(doubts))
     return Verdict(State.DEAD, (f"nothing shows {claim.owner} alive",), other)
 
 

@@ -153,3 +153,14 @@ def _namespace(proc: str, kind: str) -> int | None:
     except OSError:
         return None
     return int(match[1]) if match else None
+
+
+def a_daemon_runs(proc: str) -> bool:
+    """Whether a libvirt daemon runs. Raises OSError where the processes can't be listed."""
+    for name in os.listdir(proc):
+        try:
+            if name.isdigit() and read_stat(proc, int(name)).name in _DAEMONS:
+                return True
+        except (OSError, ValueError):
+            continue  # it ended, or is none that we may look at; libvirt's are root's
+    return False

@@ -26,6 +26,8 @@ _VERBS = {
     "status": "show:status",
     "attach": "attach:attach",
     "detach": "attach:detach",
+    "sync": "keep:sync_",
+    "release": "keep:release",
 }
 
 

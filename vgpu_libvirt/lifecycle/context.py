@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..claims.handles import Handles
-    from ..claims.liveness import Verdict
+    from ..claims.liveness import Answer, Verdict
     from ..claims.model import Process
     from ..claims.witnesses import World
     from ..config import Config
@@ -31,6 +31,7 @@ class Context(NamedTuple):
     config: Config
     daemon: Process | None = None  # the libvirt daemon that runs the hook
     domain_uuid: str | None = None
+    libvirt: Answer | None = None  # what libvirt answered, where it could be asked
 
     @property
     def daemon_runs(self) -> bool:
@@ -40,6 +41,10 @@ class Context(NamedTuple):
     def lock_deadline(self) -> float:
         """The `time.monotonic()` until which a lock is waited for, from now."""
         return time.monotonic() + self.config.policy.lock_timeout
+
+    def release_deadline(self) -> float:
+        """The `time.monotonic()` after which no new attempt on a busy driver is begun, from now."""
+        return time.monotonic() + self.config.policy.release_timeout
 
     def new_claim(
         self, domain: Domain, alias: str, address: PciAddress, gpu: PciAddress, profile: Profile
@@ -98,6 +103,7 @@ class Context(NamedTuple):
             witnesses.look_at(self.config.paths, claim, world, self.nodes),
             self.config.policy.reserve_timeout,
             start_is_over or ours,
+            self.libvirt,
         )
 
     def write_guard(self, device: str, seen: Handles | None = None) -> Callable[[], None]:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..address import PciAddress
@@ -55,9 +54,7 @@ def prepare(context: Context, domain: Domain) -> None:
     wanted = match(domain)
     suitability.check_places(context, domain, wanted)
     with _locked(context, domain, wanted, context.lock_deadline()) as own:
-        start = _Start(
-            context, domain, time.monotonic() + context.config.policy.release_timeout, []
-        )
+        start = _Start(context, domain, context.release_deadline(), [])
         for claim in own:
             if not _is_reserved_for(claim, wanted):
                 _release_leftover(start, claim)

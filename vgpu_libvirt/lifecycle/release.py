@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from ..address import PciAddress
@@ -25,7 +24,7 @@ def release(context: Context, domain: Domain) -> list[str]:
     Never by the XML's addresses: libvirt runs this also for a start that failed because the device
     belongs to somebody else. It proves no death either, so the guards decide.
     """
-    deadline = time.monotonic() + context.config.policy.release_timeout
+    deadline = context.release_deadline()
     problems = []
     for claim in store.read_all(context.config.paths.state).of_domain(domain.uuid):
         try:
@@ -50,7 +49,7 @@ def give_back(context: Context, claim: Claim, deadline: float, start_is_over: bo
         return
     verdict = context.judge(claim, witnesses.look_around(paths), start_is_over)
     if verdict.state is not State.DEAD:
-        raise KeptError(f"{claim.owner} is {_described(verdict.state)}: {verdict.why}")
+        raise KeptError(f"{claim.owner} is {verdict}")
     address = PciAddress.parse(claim.device)
     # A device of somebody else who lives is left alone; so is one that is gone with its type.
     if verdict.other is None and vendor_vfio.exists(paths.sysfs, address):
@@ -96,7 +95,3 @@ def keep_visibly(context: Context, claim: Claim, why: str) -> list[str]:
 def _stands(context: Context, claim: Claim) -> bool:
     current = store.read(context.config.paths.state, claim.device)
     return current is not None and current.claim_id == claim.claim_id
-
-
-def _described(state: State) -> str:
-    return "alive" if state is State.ALIVE else "not provably dead"

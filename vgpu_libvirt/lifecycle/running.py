@@ -32,10 +32,19 @@ def started(context: Context, domain: Domain) -> list[str]:
     state = context.config.paths.state
     with locks.host(state, context.lock_deadline()):
         for claim in store.read_all(state).of_domain(domain.uuid):
-            # A device that the domain doesn't have is no longer, or not yet, its QEMU's.
-            if claim.device in live.devices:
-                store.replace(state, _with_qemu(claim, live)._replace(phase=Phase.RUNNING))
+            if (noted := as_running(claim, live)) != claim:
+                store.replace(state, noted)
     return []
+
+
+def as_running(claim: Claim, live: LiveDomain) -> Claim:
+    """CLAIM as it should stand while its domain is LIVE.
+
+    A device that the domain doesn't have is no longer, or not yet, its QEMU's.
+    """
+    if claim.device not in live.devices:
+        return claim
+    return _with_qemu(claim, live)._replace(phase=Phase.RUNNING)
 
 
 def stopped(context: Context, domain: Domain) -> list[str]:
@@ -63,9 +72,19 @@ def reconnect(context: Context, domain: Domain) -> list[str]:
     """
     problems = started(context, domain)
     live = inventory.live_domain(context.config.paths, domain.name, domain.uuid)
-    if live is None or not domain.requests:
-        return problems
-    for wanted in match(domain):
+    return problems + (adopt(context, domain, live) if live else [])
+
+
+def adopt(context: Context, domain: Domain, live: LiveDomain) -> list[str]:
+    """Claim what DOMAIN asks for, has, and nobody has claimed; return what hindered it."""
+    if not domain.asks:
+        return []
+    try:
+        requests = match(domain)
+    except VgpuError as error:
+        return [str(error)]
+    problems = []
+    for wanted in requests:
         if wanted.device in live.devices:
             try:
                 _adopt(context, domain, wanted, live)

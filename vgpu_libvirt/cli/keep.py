@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""The verbs that take devices back: `sync`, `release`."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import click
+from rich.text import Text
+
+from .. import config, report, sync
+from ..claims import locks, processes, store, witnesses
+from ..claims.liveness import State
+from ..errors import KeptError, VgpuError
+from ..lifecycle.context import Context
+from ..lifecycle.release import give_back, keep_visibly
+from ..survey import look
+from . import output
+from .show import json_option
+
+if TYPE_CHECKING:
+    from ..config import Config
+
+_LONGEST = 600.0  # seconds for a whole sync; each device has its own, shorter limit
+_ANSWER = 10.0  # seconds that libvirt has to answer
+
+dry_run_option = click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+
+
+@click.command("sync", short_help="Give back what is nobody's any more, adopt what runs.")
+@json_option
+@dry_run_option
+def sync_(as_json: bool, dry_run: bool) -> None:
+    """Bring the claims in line with what runs, whatever was missed.
+
+    Devices of domains that are provably gone are cleared; what can't be decided is kept, and said.
+    """
+    settings = config.load()
+    outcome = sync.reconcile(_context(settings), time.monotonic() + _LONGEST, dry_run=dry_run)
+    problems = list(dict.fromkeys([*outcome.problems, *report.build(look(settings)).problems]))
+    if as_json:
+        output.show_json(
+            {
+                "released": list(outcome.released),
+                "kept": [{"device": kept.device, "reason": kept.reason} for kept in outcome.kept],
+                "repointed": [],
+                "problems": problems,
+            }
+        )
+        return
+    verb = "would be given back" if dry_run else "was given back"
+    lines = [Text(f"{device} {verb}.") for device in outcome.released]
+    lines += [
+        Text(f"{kept.device} was kept: {kept.reason}") for kept in outcome.kept if kept.is_doubtful
+    ]
+    output.show([*(lines or [Text("Nothing had to be done.")]), *output.problems(problems)])
+
+
+@click.command(short_help="Give one device back, if its owner is provably gone.")
+@click.argument("device")
+@dry_run_option
+def release(device: str, dry_run: bool) -> None:
+    """Clear DEVICE and drop its claim, if its owner is provably gone."""
+    settings = config.load()
+    state = settings.paths.state
+    claim = store.read(state, device.lower())
+    if claim is None:
+        raise VgpuError(f"{device} has no claim; 'virt-vgpu list' shows those that have one")
+    context = _context(settings)
+    verdict = context.judge(claim, witnesses.look_around(settings.paths))
+    if verdict.state is not State.DEAD:
+        raise KeptError(f"{claim.device} is kept: {claim.owner} is {verdict}")
+    if dry_run:
+        click.echo(f"{claim.device} would be given back: {claim.owner} is {verdict}.")
+        return
+    try:
+        with locks.devices(state, [claim.device], context.lock_deadline()):
+            give_back(context, claim, context.release_deadline())
+    except KeptError:
+        raise
+    except VgpuError as error:
+        hindered = keep_visibly(context, claim, str(error))
+        raise KeptError("; ".join([f"{claim.device} is kept: {error}", *hindered])) from error
+    click.echo(f"{claim.device} was given back: {claim.owner} is {verdict}.")
+
+
+def _context(settings: Config) -> Context:
+    """With libvirt's word, where a daemon runs; its socket alone would start one."""
+    asked_after = frozenset(
+        claim.claim_id for claim in store.read_all(settings.paths.state).readable.values()
+    )
+    if not asked_after or not processes.a_daemon_runs(settings.paths.proc):
+        return Context(settings)
+    from .. import libvirt_api
+
+    return Context(settings, libvirt=libvirt_api.ask(settings.uri, asked_after, _ANSWER))

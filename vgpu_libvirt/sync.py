@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Brings the store in line with the world, whatever was missed: hooks that died, or never came.
+
+From files alone, or with what a running libvirt answered (Context.libvirt). Safe beside any number
+of hooks, and idempotent. With an empty store it adopts, and never clears.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from .claims import locks, store, witnesses
+from .claims.liveness import State
+from .errors import KeptError, LockTimeoutError, VgpuError
+from .lifecycle.release import give_back, keep_visibly
+from .lifecycle.running import adopt, as_running
+
+if TYPE_CHECKING:
+    from .claims.model import Claim
+    from .claims.witnesses import World
+    from .lifecycle.context import Context
+
+# A device lock that is held for longer than this (seconds): somebody is at work on the device.
+_BUSY = 0.2
+
+
+class Kept(NamedTuple):
+    """A device whose claim stands, and why."""
+
+    device: str
+    reason: str
+    is_doubtful: bool  # whether that is anything to see to: its owner isn't simply alive
+
+
+class Outcome(NamedTuple):
+    """What a reconciliation did."""
+
+    released: tuple[str, ...]
+    kept: tuple[Kept, ...]
+    problems: tuple[str, ...]
+
+
+def reconcile(context: Context, deadline: float, dry_run: bool = False) -> Outcome:
+    """Give back what is provably its owner's no more, keep the rest, adopt what lives unclaimed.
+
+    Begins nothing new after DEADLINE (`time.monotonic()`). With DRY_RUN nothing is written, and
+    `released` is what would be. Raises StoreError where the claims can't be read.
+    """
+    claims = store.read_all(context.config.paths.state)
+    world = witnesses.look_around(context.config.paths)
+    released = []
+    kept = [Kept(device, reason, True) for device, reason in claims.unreadable.items()]
+    problems = [*claims.problems, *world.domains.problems]
+    for device, claim in sorted(claims.readable.items()):
+        reason = _settle(context, claim, world, deadline, dry_run)
+        if reason is None:
+            released.append(device)
+        else:
+            kept.append(reason)
+    if not dry_run:
+        problems += _keep_track(context, world)
+    return Outcome(tuple(released), tuple(sorted(kept)), tuple(dict.fromkeys(problems)))
+
+
+def _settle(
+    context: Context, claim: Claim, world: World, deadline: float, dry_run: bool
+) -> Kept | None:
+    """Give back the device of CLAIM, or say why not."""
+    verdict = context.judge(claim, world)
+    if verdict.state is not State.DEAD:
+        is_doubtful = verdict.state is State.UNKNOWN or claim.error is not None
+        return Kept(claim.device, f"{claim.owner} is {verdict}", is_doubtful)
+    if dry_run:
+        return None
+    if time.monotonic() > deadline:
+        return Kept(claim.device, "there was no time left to clear it", True)
+    try:
+        with locks.devices(context.config.paths.state, [claim.device], time.monotonic() + _BUSY):
+            give_back(context, claim, min(deadline, context.release_deadline()))
+    except LockTimeoutError:
+        return Kept(claim.device, "somebody is at work on it just now", False)
+    except KeptError as error:
+        return Kept(claim.device, str(error), True)
+    except VgpuError as error:
+        hindered = keep_visibly(context, claim, str(error))
+        return Kept(claim.device, "; ".join([str(error), *hindered]), True)
+    return None
+
+
+def _keep_track(context: Context, world: World) -> list[str]:
+    """Note in the claims what runs, and claim what runs unclaimed."""
+    state = context.config.paths.state
+    live = {domain.uuid: domain for domain in world.domains.domains}
+    with locks.host(state, context.lock_deadline()):
+        claims = store.read_all(state)
+        for claim in claims.readable.values():
+            domain = live.get(claim.domain_uuid)
+            if domain and (noted := as_running(claim, domain)) != claim:
+                store.replace(state, noted)
+    unclaimed = [domain for domain in live.values() if domain.devices.difference(claims.readable)]
+    return [problem for one in unclaimed for problem in adopt(context, one.domain, one)]
