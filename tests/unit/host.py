@@ -186,6 +186,13 @@ class Host:
         status = hook.main(arguments, io.BytesIO(xml.encode()), stderr, environment)
         return Result(status, "", stderr.getvalue())
 
+    def daemon_hook(self, parent: int = LIBVIRTD) -> Result:
+        """Run the hook of a starting daemon in this process."""
+        stderr = io.StringIO()
+        environment = {**self.environment, "VGPU_LIBVIRT_PARENT": str(parent)}
+        status = hook.main(["--daemon"], io.BytesIO(), stderr, environment)
+        return Result(status, "", stderr.getvalue())
+
     def claim(self, device: str) -> Claim | None:
         return store.read(self.paths.state, device)
 
