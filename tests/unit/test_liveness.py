@@ -155,6 +155,14 @@ ROWS = [
         },
     ),
     Row(
+        "nor is one that other programs hold: ids begin anew, and names are given again",
+        STARTING,
+        DEAD,
+        NOTHING,
+        {"listeners": (MONITOR,)},
+        {"is_anothers_monitor": True},
+    ),
+    Row(
         "a claim without a domain id has no monitor to look for",
         STARTING._replace(domain_id=None),
         DEAD,
@@ -588,7 +596,7 @@ def test_what_is_seen_of_a_running_domain(host: Host) -> None:
     host.run_domain("web1", WEB1, 4001, web1(vf), opens=(group,))
     world, seen = look(host, STARTED)
     assert (world.boot_id, world.namespaces) == (BOOT, (None, None))
-    assert seen == (Presence.RUNNING, Presence.RUNNING, None, frozenset({4001}), ())
+    assert seen == (Presence.RUNNING, Presence.RUNNING, None, frozenset({4001}), (), False)
 
 
 @pytest.mark.parametrize("number", [0, 1], ids=["group", "device"])
@@ -607,7 +615,7 @@ def test_what_cannot_be_seen_of_the_device_is_unknown(host: Host) -> None:
 
 
 def test_a_device_that_is_gone_has_no_holder(host: Host) -> None:
-    assert look(host, STARTED)[1] == (Presence.GONE, Presence.RUNNING, None, frozenset(), ())
+    assert look(host, STARTED)[1] == (Presence.GONE, Presence.RUNNING, None, frozenset(), (), False)
 
 
 def unix(host: Host, text: str | bytes) -> None:
@@ -644,6 +652,25 @@ def test_names_that_any_user_can_bind_hide_and_break_nothing(host: Host) -> None
     assert paths is not None
     assert paths[-1] == MONITOR
     assert len(paths) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "command", "is_anothers"),
+    [
+        ("qemu-system-x86", f"qemu-system-x86_64 -uuid {WEB1}", False),
+        ("qemu-system-x86", f"qemu-system-x86_64 -uuid {WEB2}", True),
+        ("libvirtd", "/usr/sbin/libvirtd", False),
+        ("nc", "nc -lU monitor.sock", True),
+    ],
+)
+def test_a_monitor_is_whose_process_holds_it(
+    host: Host, name: str, command: str, is_anothers: bool
+) -> None:
+    unix(host, f"{LISTENING}{MONITOR}\n")
+    host.process(5000, name, command=command, opens=("socket:[51966]",))
+    assert look(host, STARTED)[1].is_anothers_monitor is is_anothers
+    host.end(5000)
+    assert not look(host, STARTED)[1].is_anothers_monitor, "nobody seems to hold it: undecided"
 
 
 def test_sockets_that_cannot_be_read_are_no_empty_list(host: Host) -> None:

@@ -343,8 +343,8 @@ def test_a_profile_that_no_list_shows_beside_what_runs(refused: Refused) -> None
     for vf in (FIRST, SECOND, "0000:3d:00.6", "0000:3d:00.7"):
         refused.host.set_list(vf, "1155 : NVIDIA L40S-24Q\n")
     refused.says(
-        "profile 'NVIDIA L40S-8Q' is unknown, or doesn't fit now beside what the GPU 0000:3d:00.0 of "
-        f"{FIRST} runs web2: NVIDIA L40S-24Q; it could be given NVIDIA L40S-24Q (1155) now",
+        "profile 'NVIDIA L40S-8Q' is unknown, or doesn't fit now beside what the GPU 0000:3d:00.0 "
+        f"of {FIRST} runs web2: NVIDIA L40S-24Q; it could be given NVIDIA L40S-24Q (1155) now",
         web1(FIRST),
     )
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Reconcile: what is provably nobody's comes back, the rest stays, what runs unclaimed is adopted."""
+"""Reconcile: what is provably nobody's comes back, the rest stays, what runs is adopted."""
 
 from __future__ import annotations
 

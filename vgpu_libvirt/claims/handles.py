@@ -4,9 +4,13 @@
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
 from .. import fs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _DELETED = " (deleted)"
 _VANISHED = (FileNotFoundError, ProcessLookupError)
@@ -17,14 +21,15 @@ class Handles(NamedTuple):
 
     holders: dict[str, frozenset[int]]  # node below <dev>, as "vfio/9" -> pids
     unknown: tuple[str, ...]
+    sockets: Mapping[str, frozenset[int]] = MappingProxyType({})  # "socket:[5]" -> pids
 
     def on(self, nodes: frozenset[str]) -> frozenset[int]:
         """The pids that hold any of NODES open."""
         return frozenset(pid for node in nodes for pid in self.holders.get(node, ()))
 
 
-def scan(proc: str) -> Handles:
-    """Look at every open file of every process.
+def scan(proc: str, sockets: frozenset[str] = frozenset()) -> Handles:
+    """Look at every open file of every process; also at who has SOCKETS (as "socket:[5]").
 
     What is unreadable but not vanished is `unknown`: without root that is most of the host.
     Nodes are told by the end of their path, so that a process in a mount namespace of its own, as
@@ -40,15 +45,23 @@ def scan(proc: str) -> Handles:
         # Under hidepid, or systemd's ProtectProc, others' processes aren't even listed.
         unknown.append(f"{proc} doesn't show process 1, so it may hide others too")
     for pid in pids:
-        if not _scan_files(f"{proc}/{pid}", pid, holders, unknown):
+        if not _scan_files(f"{proc}/{pid}", pid, sockets, holders, unknown):
             # A dead leader has no files left to show; the threads that outlived it do.
             for thread in _threads(f"{proc}/{pid}", pid, unknown):
-                _scan_files(f"{proc}/{pid}/task/{thread}", pid, holders, unknown)
-    return Handles({node: frozenset(who) for node, who in holders.items()}, tuple(unknown))
+                _scan_files(f"{proc}/{pid}/task/{thread}", pid, sockets, holders, unknown)
+    found = {link: frozenset(who) for link, who in holders.items()}
+    held = {link: found.pop(link) for link in sockets.intersection(found)}
+    return Handles(found, tuple(unknown), held)
 
 
-def _scan_files(process: str, pid: int, holders: dict[str, set[int]], unknown: list[str]) -> bool:
-    """Note the VFIO files of one task; whether it showed any file at all."""
+def _scan_files(
+    process: str,
+    pid: int,
+    sockets: frozenset[str],
+    holders: dict[str, set[int]],
+    unknown: list[str],
+) -> bool:
+    """Note the VFIO files and SOCKETS of one task; whether it showed any file at all."""
     directory = f"{process}/fd"
     try:
         names = os.listdir(directory)
@@ -68,6 +81,8 @@ def _scan_files(process: str, pid: int, holders: dict[str, set[int]], unknown: l
         if "/vfio/" in target:
             node = "vfio/" + target.removesuffix(_DELETED).rpartition("/vfio/")[2]
             holders.setdefault(node, set()).add(pid)
+        elif target in sockets:
+            holders.setdefault(target, set()).add(pid)
     return bool(names)
 
 

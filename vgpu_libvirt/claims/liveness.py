@@ -119,7 +119,8 @@ def _signs_of_life(
         return signs  # its pid and its domain id were others' numbers
     if claim.qemu and witnesses.qemu is Presence.RUNNING:
         signs.append(f"its QEMU, process {claim.qemu.pid}, runs")
-    if world.listeners and (path := monitor_of(claim, world.listeners)):
+    path = monitor_of(claim, world.listeners or ())
+    if path and not witnesses.is_anothers_monitor:
         signs.append(f"its monitor {path} listens")
     return signs
 

@@ -155,12 +155,16 @@ def _namespace(proc: str, kind: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def is_daemon(proc: str, pid: int) -> bool:
+    """Whether PID is a libvirt daemon, or can't be looked at."""
+    try:
+        return read_stat(proc, pid).name in _DAEMONS
+    except _VANISHED:
+        return False
+    except (OSError, ValueError):
+        return True
+
+
 def a_daemon_runs(proc: str) -> bool:
     """Whether a libvirt daemon runs. Raises OSError where the processes can't be listed."""
-    for name in os.listdir(proc):
-        try:
-            if name.isdigit() and read_stat(proc, int(name)).name in _DAEMONS:
-                return True
-        except (OSError, ValueError):
-            continue  # it ended, or is none that we may look at; libvirt's are root's
-    return False
+    return any(name.isdigit() and is_daemon(proc, int(name)) for name in os.listdir(proc))

@@ -12,6 +12,7 @@ import fcntl
 import os
 import re
 import struct
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from .. import fs
@@ -20,7 +21,7 @@ from . import handles, inventory, processes
 from .processes import Presence
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from ..config import Paths
     from .handles import Handles
@@ -30,9 +31,11 @@ if TYPE_CHECKING:
 _LISTENING = 0x10000  # of the flags in <proc>/net/unix; accepted connections share the path
 # Num: RefCount Protocol Flags Type St Inode Path
 _ROW = re.compile(
-    r"^\S+: [0-9A-F]+ [0-9A-F]+ (?P<flags>[0-9A-F]+) [0-9A-F]+ [0-9A-F]+ +[0-9]+ (?P<path>.+)$",
+    r"^\S+: [0-9A-F]+ [0-9A-F]+ (?P<flags>[0-9A-F]+) [0-9A-F]+ [0-9A-F]+ +(?P<inode>[0-9]+) "
+    r"(?P<path>.+)$",
     re.ASCII | re.MULTILINE,
 )
+_MONITOR = "/monitor.sock"
 _FLOCK = "hhqqi0q"  # struct flock of 64-bit Linux: type, whence, start, length, pid
 
 
@@ -45,6 +48,7 @@ class World(NamedTuple):
     domains: LiveDomains
     handles: Handles
     listeners: tuple[str, ...] | None  # paths of listening Unix sockets; None: can't be read
+    monitors: Mapping[str, frozenset[int]] = MappingProxyType({})  # of those, path -> pids
 
 
 class Witnesses(NamedTuple):
@@ -55,17 +59,22 @@ class Witnesses(NamedTuple):
     pid_file_owner: int | None  # who holds the lock on the domain's pid file, and is its QEMU
     holders: frozenset[int]  # pids that hold the device open
     unknown: tuple[str, ...]  # what could not be looked at
+    is_anothers_monitor: bool = False  # what listens there is neither its QEMU nor a daemon
 
 
 def look_around(paths: Paths) -> World:
     """Look at the host anew."""
+    listeners = _listeners(paths.proc)
+    monitors = {path: link for path, link in listeners or () if path.endswith(_MONITOR)}
+    seen = handles.scan(paths.proc, frozenset(monitors.values()))
     return World(
         processes.boot_id(paths.proc),
         processes.since_boot(),
         processes.namespaces(paths.proc),
         inventory.live_domains(paths),
-        handles.scan(paths.proc),
-        _listeners(paths.proc),
+        seen,
+        None if listeners is None else tuple(path for path, _ in listeners),
+        {path: seen.sockets.get(link, frozenset()) for path, link in monitors.items()},
     )
 
 
@@ -90,6 +99,7 @@ def look_at(
         owner,
         holders,
         tuple(unknown),
+        _is_anothers(paths, claim, world),
     )
 
 
@@ -108,17 +118,35 @@ def monitor_of(claim: Claim, listeners: tuple[str, ...]) -> str | None:
     if claim.domain_id is None:
         return None
     # libvirt names the directory by id and the first 20 characters of the name.
-    tail = f"/domain-{claim.domain_id}-{claim.domain_name[:20]}/monitor.sock"
+    tail = f"/domain-{claim.domain_id}-{claim.domain_name[:20]}{_MONITOR}"
     return next((path for path in listeners if path.endswith(tail)), None)
 
 
-def _listeners(proc: str) -> tuple[str, ...] | None:
+def _is_anothers(paths: Paths, claim: Claim, world: World) -> bool:
+    """Whether all who hold CLAIM's monitor are provably strangers.
+
+    Domain ids begin anew with a daemon that finds no domain, and names are given again.
+    """
+    holders = world.monitors.get(monitor_of(claim, world.listeners or ()) or "", ())
+    return bool(holders) and not any(
+        processes.is_daemon(paths.proc, pid)
+        or processes.names_uuid(paths.proc, pid, claim.domain_uuid)
+        for pid in holders
+    )
+
+
+def _listeners(proc: str) -> tuple[tuple[str, str], ...] | None:
+    """Path and link ("socket:[5]") of each listening Unix socket; None: can't be read."""
     try:
         text = fs.read_text(f"{proc}/net/unix", errors="replace")
     except OSError:
         return None
     # Any user can bind a name with bytes, blanks and newlines in it: what is no row is skipped.
-    return tuple(row["path"] for row in _ROW.finditer(text) if int(row["flags"], 16) & _LISTENING)
+    return tuple(
+        (row["path"], f"socket:[{row['inode']}]")
+        for row in _ROW.finditer(text)
+        if int(row["flags"], 16) & _LISTENING
+    )
 
 
 def _pid_file_owner(paths: Paths, claim: Claim) -> int | None:
