@@ -1,18 +1,27 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""What all tests share: a host in a directory, and the rule that CI skips nothing."""
+"""What all tests share: a host in a directory, that CI skips nothing, and which promise each holds.
+
+A test (or a file, by `pytestmark`) says which promises of CONTRIBUTING.md it holds:
+`@pytest.mark.promise(1, 4)`. With VGPU_LIBVIRT_COUNTS_DIR set, a run leaves there what passed, for
+the table that tests/promises makes.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Generator
-    from pathlib import Path
 
     from tests.unit.host import Host
+
+_PASSED: dict[int, Counter[str]] = {}
 
 
 @pytest.fixture
@@ -21,6 +30,16 @@ def host(tmp_path: Path) -> Host:
     from tests.unit.host import Host
 
     return Host(tmp_path)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "promise(number, ...): holds these promises")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        numbers = {number for mark in item.iter_markers("promise") for number in mark.args}
+        item.user_properties += [("promise", number) for number in sorted(numbers)]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -33,3 +52,19 @@ def pytest_runtest_makereport(
         report.outcome = "failed"
         report.longrepr = f"{item.nodeid} was skipped, which CI does not allow: {report.longrepr}"
     return report
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "call" and report.passed:
+        for key, number in report.user_properties:
+            if key == "promise":
+                name = report.nodeid.partition("[")[0]
+                _PASSED.setdefault(int(number), Counter())[name] += 1
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    directory = os.environ.get("VGPU_LIBVIRT_COUNTS_DIR")
+    if directory and not hasattr(session.config, "workerinput"):
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        text = json.dumps({f"P{number}": names for number, names in sorted(_PASSED.items())})
+        (Path(directory) / f"promises-{os.getpid()}.json").write_text(text)

@@ -8,6 +8,8 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.lab.guest import (
     PROFILE_ID,
     VF1,
@@ -27,6 +29,8 @@ from tests.lab.guest import (
     virsh,
     writes_to,
 )
+
+pytestmark = pytest.mark.promise(3, 4)
 
 
 def test_a_killed_qemu_gives_its_vf_back() -> None:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
+
 from tests.lab.guest import (
     OTHER_GPU_VF,
     VF1,
@@ -48,6 +50,7 @@ def test_a_profile_that_does_not_fit_beside_what_runs() -> None:
     assert type_of(OTHER_GPU_VF) == "917"
 
 
+@pytest.mark.promise(6)
 def test_domains_that_did_not_ask_start_whatever_is_broken() -> None:
     config = Path("/etc/vgpu-libvirt/config.toml")
     config.parent.mkdir(exist_ok=True)

@@ -33,6 +33,8 @@ from tests.lab.guest import (
     writes_to,
 )
 
+pytestmark = pytest.mark.promise(1, 2)
+
 NAIVE_HOOK = f"""#!/bin/bash
 # What people write themselves: set the type at prepare, 0 at release, of each hostdev in the XML.
 x="0x([0-9a-f]+)"

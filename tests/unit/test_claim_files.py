@@ -509,6 +509,9 @@ CALLS = "openat,write,fsync,close,link,rename,unlink,mkdir"
 STEP = """
 from vgpu_libvirt.claims import model, store
 import os
+
+pytestmark = pytest.mark.promise(2, 3, 5)
+
 state, verb, text = sys.argv[1:]
 claim = model.parse(text, "0000:3d:00.4")
 model.dump(claim)

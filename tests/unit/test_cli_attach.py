@@ -138,6 +138,7 @@ def test_a_definition_that_cannot_be_read_is_no_obstacle(desk: Desk) -> None:
     desk.do("attach", "web1", "--profile", "1152")
 
 
+@pytest.mark.promise(9)
 @pytest.mark.parametrize("verb", ["attach", "detach"])
 def test_a_dry_run(desk: Desk, verb: str) -> None:
     domain = desk.define(PLAIN if verb == "attach" else web1(desk.vfs[2], number=None))

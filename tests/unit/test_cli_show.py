@@ -114,6 +114,7 @@ def test_status_shows_each_claim_file_as_it_is(busy: Host) -> None:
     assert shown == [json.loads(text) for text in files if text != "{}"]
 
 
+@pytest.mark.promise(9)
 @pytest.mark.parametrize("verb", ["list", "profiles", "status"])
 def test_reading_writes_nothing(busy: Host, verb: str) -> None:
     before = busy.tree()

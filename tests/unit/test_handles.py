@@ -150,6 +150,9 @@ sys.stdin.readline()
 # The leader ends, and a thread of its process goes on: what QEMU with vhost workers can look like.
 LEADER_DIES = """
 import ctypes, os, threading, time
+
+pytestmark = pytest.mark.promise(1, 4)
+
 opened = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
 threading.Thread(target=time.sleep, args=(60,)).start()
 print("open", flush=True)

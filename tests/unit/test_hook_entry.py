@@ -183,6 +183,7 @@ def break_sysfs(host: Host) -> None:
 BREAK = [break_config, break_store, break_lock, break_inventory, break_proc, break_sysfs]
 
 
+@pytest.mark.promise(6)
 @pytest.mark.parametrize("spoil", BREAK)
 @pytest.mark.parametrize("xml", [domain_xml(), USB, HOSTDEV], ids=["plain", "usb", "pci"])
 def test_a_domain_that_did_not_ask_starts_whatever_is_broken(
@@ -195,6 +196,7 @@ def test_a_domain_that_did_not_ask_starts_whatever_is_broken(
         assert run(host, operation, xml).status == 0
 
 
+@pytest.mark.promise(7)
 @pytest.mark.parametrize("spoil", BREAK)
 def test_no_guest_dies_whatever_is_broken(host: Host, spoil: Callable[[Host], None]) -> None:
     host.gpu()
@@ -221,6 +223,7 @@ def test_a_start_goes_on_though_other_domains_status_cannot_be_read(host: Host) 
     assert run(host, "prepare", web1(VF)).status == 0
 
 
+@pytest.mark.promise(7)
 def test_a_bug_of_ours_is_one_sentence_and_kills_nobody(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -317,6 +320,7 @@ def loaded(host: Host, tmp_path: Path, operation: str, xml: str) -> tuple[int, s
     return done.returncode, set(path.read_text().split())
 
 
+@pytest.mark.promise(8)
 def test_a_whole_life_loads_only_a_small_part_of_the_standard_library(
     host: Host, tmp_path: Path
 ) -> None:
@@ -338,6 +342,7 @@ def test_a_host_without_a_configuration_file_does_not_pay_for_toml(
     assert "tomllib" not in modules
 
 
+@pytest.mark.promise(6)
 @pytest.mark.parametrize("operation", MAY_REFUSE)
 def test_a_bystander_pays_for_neither_json_nor_what_writes(
     host: Host, tmp_path: Path, operation: str

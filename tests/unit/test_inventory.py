@@ -19,6 +19,8 @@ from vgpu_libvirt.domain.read import parse_domain
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.promise(5)
+
 OTHER = "0000:3d:00.5"
 
 

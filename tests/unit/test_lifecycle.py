@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.unit.host import BOOT, LIBVIRTD, WEB1, WEB2, domain_xml, web1, web2
 from vgpu_libvirt.claims.model import Phase, Process
 
@@ -22,6 +24,7 @@ def start(host: Host, vf: str, pid: int = 4001) -> str:
     return xml
 
 
+@pytest.mark.promise(3)
 def test_prepare_claims_and_programs(host: Host) -> None:
     vf = host.gpu()[0]
     assert host.hook("prepare", web1(vf)) == (0, "", "")
@@ -56,6 +59,7 @@ def test_started_notes_qemu(host: Host) -> None:
     assert claim.qemu.monitor.endswith("/domain-7-web1/monitor.sock")
 
 
+@pytest.mark.promise(3)
 def test_a_whole_life_leaves_nothing(host: Host) -> None:
     vf = host.gpu()[0]
     xml = start(host, vf)
@@ -68,6 +72,7 @@ def test_a_whole_life_leaves_nothing(host: Host) -> None:
     assert host.claim(vf) is None
 
 
+@pytest.mark.promise(1)
 def test_release_comes_twice_and_late(host: Host) -> None:
     vf = host.gpu()[0]
     xml = start(host, vf)
@@ -81,6 +86,7 @@ def test_release_comes_twice_and_late(host: Host) -> None:
     assert claim.domain_uuid == WEB2
 
 
+@pytest.mark.promise(1, 2)
 def test_a_failed_start_on_anothers_vf_leaves_it_alone(host: Host) -> None:
     vf = host.gpu()[0]
     start(host, vf)
@@ -97,6 +103,7 @@ def test_a_failed_start_on_anothers_vf_leaves_it_alone(host: Host) -> None:
     assert (claim.domain_uuid, claim.phase) == (WEB1, Phase.RUNNING)
 
 
+@pytest.mark.promise(3)
 def test_a_start_that_died_after_prepare_gives_the_vf_back(host: Host) -> None:
     vf = host.gpu()[0]
     xml = web1(vf)
@@ -106,6 +113,7 @@ def test_a_start_that_died_after_prepare_gives_the_vf_back(host: Host) -> None:
     assert host.claim(vf) is None
 
 
+@pytest.mark.promise(1, 3)
 def test_release_goes_by_the_store_not_by_the_xml(host: Host) -> None:
     vf, other, *_ = host.gpu()
     start(host, vf)
@@ -124,6 +132,7 @@ def test_release_by_a_renamed_domain(host: Host) -> None:
     assert host.claim(vf) is None
 
 
+@pytest.mark.promise(1, 4)
 def test_release_with_a_living_qemu_keeps_the_vf_visibly(host: Host) -> None:
     vf = host.gpu()[0]
     xml = start(host, vf)
@@ -138,6 +147,7 @@ def test_release_with_a_living_qemu_keeps_the_vf_visibly(host: Host) -> None:
     assert host.type_of(vf) == "1152"
 
 
+@pytest.mark.promise(4)
 def test_the_next_start_finishes_a_pending_release(host: Host) -> None:
     vf = host.gpu()[0]
     xml = start(host, vf)
@@ -153,6 +163,7 @@ def test_the_next_start_finishes_a_pending_release(host: Host) -> None:
     assert after.phase is Phase.CONFIGURED
 
 
+@pytest.mark.promise(1, 4)
 def test_a_domain_that_still_lives_is_not_started_again(host: Host) -> None:
     vf = host.gpu()[0]
     xml = start(host, vf)
@@ -164,6 +175,7 @@ def test_a_domain_that_still_lives_is_not_started_again(host: Host) -> None:
     assert host.type_of(vf) == "1152"
 
 
+@pytest.mark.promise(2, 3)
 def test_a_dead_owners_vf_is_taken_over(host: Host) -> None:
     vf = host.gpu()[0]
     start(host, vf)
@@ -177,6 +189,7 @@ def test_a_dead_owners_vf_is_taken_over(host: Host) -> None:
     assert host.type_of(vf) == "1152"
 
 
+@pytest.mark.promise(1, 4)
 def test_between_prepare_and_qemu_the_daemon_is_the_witness(host: Host) -> None:
     vf = host.gpu()[0]
     host.hook("prepare", web1(vf))
@@ -188,6 +201,7 @@ def test_between_prepare_and_qemu_the_daemon_is_the_witness(host: Host) -> None:
     assert claim.domain_uuid == WEB1
 
 
+@pytest.mark.promise(1, 4)
 def test_an_orphaned_release_proves_nothing(host: Host) -> None:
     vf = host.gpu()[0]
     xml = web1(vf)
@@ -211,6 +225,7 @@ def test_a_hook_behind_a_dispatcher_finds_its_daemon(host: Host) -> None:
     assert claim.daemon == Process(LIBVIRTD, 4242)
 
 
+@pytest.mark.promise(4)
 def test_without_a_daemon_in_sight_nothing_is_released(host: Host) -> None:
     vf = host.gpu()[0]
     host.process(850, "sh", start=4300)
@@ -223,6 +238,7 @@ def test_without_a_daemon_in_sight_nothing_is_released(host: Host) -> None:
     assert host.type_of(vf) == "0"
 
 
+@pytest.mark.promise(4)
 def test_claims_of_another_boot_are_dead(host: Host) -> None:
     vf = host.gpu()[0]
     start(host, vf)
@@ -254,6 +270,7 @@ def test_start_refuses_without_a_claim(host: Host) -> None:
     )
 
 
+@pytest.mark.promise(3, 4)
 def test_a_rewritten_device_is_kept_at_release(host: Host) -> None:
     vf = host.gpu()[0]
     xml = web1(vf)
@@ -266,6 +283,7 @@ def test_a_rewritten_device_is_kept_at_release(host: Host) -> None:
     assert claim.phase is Phase.RELEASE_PENDING
 
 
+@pytest.mark.promise(3)
 def test_several_devices_are_all_or_nothing(host: Host) -> None:
     first, second, *_ = host.gpu()
     host.set_list(second, "ID    : vGPU Name\n")
@@ -281,6 +299,7 @@ def test_several_devices_are_all_or_nothing(host: Host) -> None:
     assert host.type_of(first) == host.type_of(second) == "1152"
 
 
+@pytest.mark.promise(2, 7)
 def test_reconnect_adopts_a_live_domain_after_the_store_was_lost(host: Host) -> None:
     vf = host.gpu()[0]
     xml = start(host, vf)
@@ -304,6 +323,7 @@ def test_reconnect_completes_a_claim_whose_started_never_came(host: Host) -> Non
     assert claim.phase is Phase.RUNNING
 
 
+@pytest.mark.promise(7)
 def test_reconnect_never_fails(host: Host) -> None:
     vf = host.gpu()[0]
     xml = start(host, vf)
@@ -314,6 +334,7 @@ def test_reconnect_never_fails(host: Host) -> None:
     assert host.hook("release", xml).status == 0
 
 
+@pytest.mark.promise(1, 3)
 def test_a_foreign_type_is_kept_by_default(host: Host) -> None:
     vf = host.gpu()[0]
     host.set_type(vf, 1148)
@@ -332,6 +353,7 @@ def test_a_foreign_type_is_reset_where_the_policy_says_so(host: Host) -> None:
     assert host.type_of(vf) == "1152"
 
 
+@pytest.mark.promise(1)
 def test_a_foreign_type_that_somebody_uses_is_never_reset(host: Host) -> None:
     vf = host.gpu()[0]
     host.set_type(vf, 1148)
@@ -345,6 +367,7 @@ def test_a_foreign_type_that_somebody_uses_is_never_reset(host: Host) -> None:
     assert host.type_of(vf) == "1148"
 
 
+@pytest.mark.promise(6)
 def test_unknown_operations_are_none_of_our_business(host: Host) -> None:
     vf = host.gpu()[0]
     before = host.tree()

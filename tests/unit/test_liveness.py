@@ -822,6 +822,9 @@ def test_a_process_that_stands_still_runs() -> None:
 
 LEADER_DIES = """
 import ctypes, os, threading, time
+
+pytestmark = pytest.mark.promise(4)
+
 threading.Thread(target=time.sleep, args=(60,)).start()
 print(flush=True)
 ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)  # exit, not _group

@@ -152,6 +152,9 @@ def test_a_program_that_the_holder_starts_does_not_inherit_the_lock(state: str) 
 TWO_AT_ONCE = """
 from vgpu_libvirt.claims import locks
 import time
+
+pytestmark = pytest.mark.promise(2)
+
 state, *names = sys.argv[1:]
 print("ready", flush=True)
 sys.stdin.readline()

@@ -24,6 +24,8 @@ from vgpu_libvirt.errors import DeviceError, InUseError, RewrittenError, VgpuErr
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+pytestmark = pytest.mark.promise(1, 3)
+
 VF = PciAddress.parse("0000:3d:00.4")
 PATH = "/sys/bus/pci/devices/0000:3d:00.4/nvidia/current_vgpu_type"
 PROFILE = Profile(1152, "NVIDIA L40S-8Q")

@@ -370,6 +370,7 @@ def test_a_list_that_cannot_be_understood(refused: Refused) -> None:
 # --- the owner ---
 
 
+@pytest.mark.promise(1)
 def test_a_vf_of_a_live_domain_without_a_claim(refused: Refused) -> None:
     refused.host.run_domain("web2", WEB2, 4002, web2(FIRST))
     refused.says(
@@ -379,12 +380,14 @@ def test_a_vf_of_a_live_domain_without_a_claim(refused: Refused) -> None:
     )
 
 
+@pytest.mark.promise(1)
 @pytest.mark.parametrize("which", [0, 1])
 def test_an_open_vf_by_group_and_by_cdev(refused: Refused, which: int) -> None:
     refused.host.process(5000, "vfio-user", opens=(refused.host.nodes(FIRST)[which],))
     refused.says(f"{FIRST} is held open by process 5000 (vfio-user)", web1(FIRST))
 
 
+@pytest.mark.promise(5)
 def test_an_unreadable_claim_protects_its_device_and_no_other(refused: Refused) -> None:
     path = refused.host.write(refused.host.state / "claims" / f"{FIRST}.json", "")
     refused.says(
@@ -403,6 +406,7 @@ def test_a_broken_configuration(refused: Refused) -> None:
     )
 
 
+@pytest.mark.promise(3)
 def test_a_store_that_is_no_directory(refused: Refused) -> None:
     refused.host.write(refused.host.state, "")
     result = refused.hook("prepare", web1(FIRST))
@@ -415,6 +419,7 @@ def test_a_store_that_is_no_directory(refused: Refused) -> None:
 # --- the same device, without asking ---
 
 
+@pytest.mark.promise(1, 2)
 def test_without_asking_on_a_claimed_vf(refused: Refused) -> None:
     assert refused.hook("prepare", web2(FIRST)).status == 0
     refused.says(
@@ -424,6 +429,7 @@ def test_without_asking_on_a_claimed_vf(refused: Refused) -> None:
     )
 
 
+@pytest.mark.promise(1)
 def test_without_asking_managed(refused: Refused) -> None:
     refused.says(
         f"a hostdev of domain 'web1' points at {FIRST}, a VF for vGPUs, with managed='yes', with "
@@ -433,6 +439,7 @@ def test_without_asking_managed(refused: Refused) -> None:
     )
 
 
+@pytest.mark.promise(6)
 def test_without_asking_on_an_untyped_vf_at_start_only(refused: Refused) -> None:
     xml = domain_xml(hostdevs={"ua-x": FIRST})
     assert refused.hook("prepare", xml) == (0, "", "")
@@ -446,6 +453,7 @@ def test_without_asking_on_an_untyped_vf_at_start_only(refused: Refused) -> None
     assert refused.hook("start", xml) == (0, "", "")
 
 
+@pytest.mark.promise(1)
 def test_without_asking_on_a_live_domains_vf(refused: Refused) -> None:
     refused.host.set_type(FIRST, 1152)
     refused.host.run_domain("web2", WEB2, 4002, web2(FIRST))
@@ -456,6 +464,7 @@ def test_without_asking_on_a_live_domains_vf(refused: Refused) -> None:
     )
 
 
+@pytest.mark.promise(1)
 def test_without_asking_on_a_gpu_that_has_vgpus(refused: Refused) -> None:
     assert refused.hook("prepare", web2(FIRST)).status == 0
     refused.says(
@@ -476,6 +485,7 @@ def test_one_hostdev_asks_and_the_other_would_do_damage(refused: Refused) -> Non
     assert refused.host.claim(FIRST) is None
 
 
+@pytest.mark.promise(6)
 def test_a_domain_of_its_own_vf_is_not_refused_for_it(refused: Refused) -> None:
     assert refused.hook("prepare", web1(FIRST, uuid=WEB1)).status == 0
     assert refused.hook("start", domain_xml(hostdevs={"ua-vgpu0": FIRST})) == (0, "", "")

@@ -7,6 +7,7 @@ import json
 import time
 from typing import TYPE_CHECKING
 
+import pytest
 from click.testing import CliRunner
 
 from tests.unit.host import LIBVIRTD, WEB1, WEB2, domain_xml, web1, web2
@@ -19,8 +20,6 @@ from vgpu_libvirt.cli.main import main as virt_vgpu
 from vgpu_libvirt.lifecycle.context import Context
 
 if TYPE_CHECKING:
-    import pytest
-
     from tests.unit.host import Host
 
 
@@ -41,6 +40,7 @@ def test_nothing_to_do(host: Host) -> None:
     assert reconcile(host) == ((), (), ())
 
 
+@pytest.mark.promise(3)
 def test_a_dead_domains_device_comes_back(host: Host) -> None:
     vf = host.gpu()[0]
     start(host, vf)
@@ -50,6 +50,7 @@ def test_a_dead_domains_device_comes_back(host: Host) -> None:
     assert host.claim(vf) is None
 
 
+@pytest.mark.promise(9)
 def test_a_dry_run_says_so_and_writes_nothing(host: Host) -> None:
     vf = host.gpu()[0]
     start(host, vf)
@@ -59,6 +60,7 @@ def test_a_dry_run_says_so_and_writes_nothing(host: Host) -> None:
     assert host.tree() == before
 
 
+@pytest.mark.promise(1)
 def test_a_live_domains_device_stays_and_a_second_run_changes_nothing(host: Host) -> None:
     vf = host.gpu()[0]
     start(host, vf)
@@ -70,6 +72,7 @@ def test_a_live_domains_device_stays_and_a_second_run_changes_nothing(host: Host
         assert host.tree() == before
 
 
+@pytest.mark.promise(1, 4)
 def test_between_prepare_and_qemu_nothing_is_taken(host: Host) -> None:
     vf = host.gpu()[0]
     host.hook("prepare", web1(vf))
@@ -79,6 +82,7 @@ def test_between_prepare_and_qemu_nothing_is_taken(host: Host) -> None:
     assert host.type_of(vf) == "1152"
 
 
+@pytest.mark.promise(4)
 def test_nor_where_libvirt_is_silent(host: Host) -> None:
     vf = host.gpu()[0]
     start(host, vf)
@@ -88,6 +92,7 @@ def test_nor_where_libvirt_is_silent(host: Host) -> None:
     assert "no answer" in outcome.kept[0].reason
 
 
+@pytest.mark.promise(4)
 def test_libvirts_word_ends_a_start_that_came_to_nothing(host: Host) -> None:
     vf = host.gpu()[0]
     host.hook("prepare", web1(vf))
@@ -97,6 +102,7 @@ def test_libvirts_word_ends_a_start_that_came_to_nothing(host: Host) -> None:
     assert host.type_of(vf) == "0"
 
 
+@pytest.mark.promise(1, 4)
 def test_libvirts_word_says_nothing_about_a_later_claim(host: Host) -> None:
     vf = host.gpu()[0]
     host.hook("prepare", web1(vf))
@@ -105,6 +111,7 @@ def test_libvirts_word_says_nothing_about_a_later_claim(host: Host) -> None:
     assert host.type_of(vf) == "1152"
 
 
+@pytest.mark.promise(1, 4)
 def test_libvirts_word_does_not_kill_a_qemu_that_lives(host: Host) -> None:
     vf = host.gpu()[0]
     start(host, vf)
@@ -114,6 +121,7 @@ def test_libvirts_word_does_not_kill_a_qemu_that_lives(host: Host) -> None:
     assert "held open by process 4001" in outcome.kept[0].reason
 
 
+@pytest.mark.promise(5)
 def test_an_incomplete_inventory_stops_every_release(host: Host) -> None:
     vf = host.gpu()[0]
     start(host, vf)
@@ -126,6 +134,7 @@ def test_an_incomplete_inventory_stops_every_release(host: Host) -> None:
     assert reconcile(host).released == (vf,)
 
 
+@pytest.mark.promise(4)
 def test_a_pending_release_is_finished(host: Host) -> None:
     vf = host.gpu()[0]
     xml = start(host, vf)
@@ -136,6 +145,7 @@ def test_a_pending_release_is_finished(host: Host) -> None:
     assert reconcile(host).released == (vf,)
 
 
+@pytest.mark.promise(4)
 def test_a_reservation_lapses_but_not_before_its_time(host: Host) -> None:
     vf = host.gpu()[0]
     host.hook("prepare", web1(vf))
@@ -147,6 +157,7 @@ def test_a_reservation_lapses_but_not_before_its_time(host: Host) -> None:
     assert reconcile(host).released == (vf,)
 
 
+@pytest.mark.promise(4)
 def test_a_reboot_ends_all_claims(host: Host) -> None:
     first, second, *_ = host.gpu()
     start(host, first)
@@ -158,6 +169,7 @@ def test_a_reboot_ends_all_claims(host: Host) -> None:
     assert reconcile(host).released == (first, second)
 
 
+@pytest.mark.promise(1, 4)
 def test_what_a_living_domain_let_go_comes_back(host: Host) -> None:
     first, second, *_ = host.gpu()
     xml = domain_xml(
@@ -177,6 +189,7 @@ def test_what_a_living_domain_let_go_comes_back(host: Host) -> None:
     assert host.type_of(first) == "1152"
 
 
+@pytest.mark.promise(1, 2)
 def test_a_dead_claim_on_a_live_strangers_device_goes_without_a_write(host: Host) -> None:
     vf = host.gpu()[0]
     start(host, vf)
@@ -189,6 +202,7 @@ def test_a_dead_claim_on_a_live_strangers_device_goes_without_a_write(host: Host
     assert (claim.domain_uuid, claim.adopted) == (WEB2, True)
 
 
+@pytest.mark.promise(1)
 def test_an_empty_store_adopts_and_never_clears(host: Host) -> None:
     first, second, *_ = host.gpu()
     start(host, first)
@@ -211,6 +225,7 @@ def test_a_vf_that_is_gone_takes_its_claim_along(host: Host) -> None:
     assert host.claim(vf) is None
 
 
+@pytest.mark.promise(3, 4)
 def test_a_vf_whose_driver_is_gone_keeps_it(host: Host) -> None:
     vf = host.gpu()[0]
     start(host, vf)
@@ -222,6 +237,7 @@ def test_a_vf_whose_driver_is_gone_keeps_it(host: Host) -> None:
     assert claim.phase is Phase.RELEASE_PENDING
 
 
+@pytest.mark.promise(2)
 def test_a_device_at_which_somebody_works_is_left_to_them(host: Host) -> None:
     vf = host.gpu()[0]
     start(host, vf)
@@ -232,6 +248,7 @@ def test_a_device_at_which_somebody_works_is_left_to_them(host: Host) -> None:
     assert outcome.kept[0].reason == "somebody is at work on it just now"
 
 
+@pytest.mark.promise(5)
 def test_an_unreadable_claim_is_reported_and_protects_its_device(host: Host) -> None:
     first, second, *_ = host.gpu()
     start(host, first)
@@ -260,6 +277,7 @@ def test_other_daemons_of_libvirts_do_not(host: Host) -> None:
     assert host.claim(vf) is not None
 
 
+@pytest.mark.promise(7)
 def test_hooks_daemon_never_fails(host: Host) -> None:
     host.write(host.root / "config.toml", "[policy\n")
     done = host.daemon_hook(parent=LIBVIRTD)
@@ -277,6 +295,7 @@ def run_verb(host: Host, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tu
     return done.exit_code, done.output
 
 
+@pytest.mark.promise(9)
 def test_the_verb_sync(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     vf, other, *_ = host.gpu()
     start(host, vf)
@@ -295,6 +314,7 @@ def test_the_verb_sync(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     assert any(str(host.state / "claims" / f"{other}.json") in each for each in answer["problems"])
 
 
+@pytest.mark.promise(1, 9)
 def test_the_verb_release(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     vf, other, *_ = host.gpu()
     start(host, vf)
