@@ -46,8 +46,8 @@ def boot_id() -> Iterator[None]:
 
 def reboot() -> None:
     """Do to this host what a loss of power does, as far as we look at it."""
-    pids = [qemu_pid("web1"), qemu_pid("web2"), int(Path("/run/libvirtd.pid").read_text())]
-    for pid in reversed(pids):
+    daemons = [int(Path(f"/run/{name}.pid").read_text()) for name in ("libvirtd", "virtlogd")]
+    for pid in (*daemons, qemu_pid("web1"), qemu_pid("web2")):
         os.kill(pid, signal.SIGKILL)
     time.sleep(1)
     shutil.rmtree("/run/libvirt")

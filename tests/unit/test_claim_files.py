@@ -24,6 +24,8 @@ from vgpu_libvirt.claims import model, store
 from vgpu_libvirt.claims.model import Claim, Namespaces, Phase, Qemu
 from vgpu_libvirt.errors import ClaimedError, ClaimUnreadableError, StoreError
 
+pytestmark = pytest.mark.promise(2, 3, 5)
+
 OTHER = "0000:3d:00.5"
 FULL = new_claim(
     phase=Phase.RUNNING,
@@ -509,9 +511,6 @@ CALLS = "openat,write,fsync,close,link,rename,unlink,mkdir"
 STEP = """
 from vgpu_libvirt.claims import model, store
 import os
-
-pytestmark = pytest.mark.promise(2, 3, 5)
-
 state, verb, text = sys.argv[1:]
 claim = model.parse(text, "0000:3d:00.4")
 model.dump(claim)

@@ -15,6 +15,8 @@ from vgpu_libvirt.claims.handles import Handles, scan
 if TYPE_CHECKING:
     from tests.unit.host import Host
 
+pytestmark = pytest.mark.promise(1, 4)
+
 QEMU = 4001
 
 
@@ -150,9 +152,6 @@ sys.stdin.readline()
 # The leader ends, and a thread of its process goes on: what QEMU with vhost workers can look like.
 LEADER_DIES = """
 import ctypes, os, threading, time
-
-pytestmark = pytest.mark.promise(1, 4)
-
 opened = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
 threading.Thread(target=time.sleep, args=(60,)).start()
 print("open", flush=True)

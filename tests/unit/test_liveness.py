@@ -32,6 +32,8 @@ from vgpu_libvirt.domain.read import parse_domain
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+pytestmark = pytest.mark.promise(4)
+
 OWNER = f"domain 'web1' ({WEB1})"
 MONITOR = "/var/lib/libvirt/qemu/domain-7-web1/monitor.sock"
 ALIVE, DEAD, UNKNOWN = State.ALIVE, State.DEAD, State.UNKNOWN
@@ -822,9 +824,6 @@ def test_a_process_that_stands_still_runs() -> None:
 
 LEADER_DIES = """
 import ctypes, os, threading, time
-
-pytestmark = pytest.mark.promise(4)
-
 threading.Thread(target=time.sleep, args=(60,)).start()
 print(flush=True)
 ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)  # exit, not _group

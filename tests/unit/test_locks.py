@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
+pytestmark = pytest.mark.promise(2)
+
 FIRST, SECOND, THIRD = "0000:3d:00.4", "0000:3d:00.5", "0000:41:00.4"
 HOLD = """
 from vgpu_libvirt.claims import locks
@@ -152,9 +154,6 @@ def test_a_program_that_the_holder_starts_does_not_inherit_the_lock(state: str) 
 TWO_AT_ONCE = """
 from vgpu_libvirt.claims import locks
 import time
-
-pytestmark = pytest.mark.promise(2)
-
 state, *names = sys.argv[1:]
 print("ready", flush=True)
 sys.stdin.readline()
