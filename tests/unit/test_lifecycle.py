@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.unit.host import BOOT, LIBVIRTD, WEB1, WEB2, domain_xml, web1, web2
+from vgpu_libvirt import fs
 from vgpu_libvirt.claims.model import Phase, Process
+from vgpu_libvirt.lifecycle.release import give_back
 
 if TYPE_CHECKING:
     from tests.unit.host import Host
@@ -39,6 +42,26 @@ def test_prepare_claims_and_programs(host: Host) -> None:
     assert claim.boot_id == BOOT
     assert claim.daemon == Process(LIBVIRTD, 4242)
     assert not claim.adopted
+
+
+@pytest.mark.promise(3)
+def test_the_claim_is_on_disk_before_the_first_write(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vf = host.gpu()[0]
+    phases = []
+    write = fs.write_attribute
+
+    def watched(path: str, text: str) -> None:
+        claim = host.claim(vf)
+        phases.append(claim and claim.phase)
+        write(path, text)
+
+    monkeypatch.setattr(fs, "write_attribute", watched)
+    xml = web1(vf)
+    host.hook("prepare", xml)
+    host.hook("release", xml)
+    assert phases == [Phase.CLAIMED, Phase.CONFIGURED], "and still there at the last one"
 
 
 def test_a_profile_may_be_asked_for_by_short_name_or_id(host: Host) -> None:
@@ -365,6 +388,33 @@ def test_a_foreign_type_that_somebody_uses_is_never_reset(host: Host) -> None:
     host.write(host.status_file("broken"), "<domstatus")
     assert "can't be told" in host.hook("prepare", web1(vf)).stderr
     assert host.type_of(vf) == "1148"
+
+
+@pytest.mark.promise(1, 4)
+def test_a_process_that_cannot_be_looked_at_stops_a_start(host: Host) -> None:
+    vf = host.gpu()[0]
+    (host.proc / "5000").mkdir()
+    (host.proc / "5000/fd").write_text("")
+    refused = host.hook("prepare", web1(vf))
+    assert refused.status == 1
+    assert f"whether {vf} is in use can't be told: {host.proc}/5000/fd" in refused.stderr
+    assert host.type_of(vf) == "0"
+    assert host.claim(vf) is None
+
+
+@pytest.mark.promise(1)
+def test_a_claim_that_was_replaced_meanwhile_is_not_given_back(host: Host) -> None:
+    vf = host.gpu()[0]
+    xml = web1(vf)
+    host.hook("prepare", xml)
+    old = host.claim(vf)
+    assert old is not None
+    assert host.hook("release", xml).status == 0
+    assert host.hook("prepare", xml).status == 0
+    new = host.claim(vf)
+    give_back(host.context(WEB1), old, time.monotonic())
+    assert host.claim(vf) == new
+    assert host.type_of(vf) == "1152"
 
 
 @pytest.mark.promise(6)

@@ -95,7 +95,6 @@ class Context(NamedTuple):
             claim.domain_uuid == self.domain_uuid
             and claim.daemon is not None
             and claim.daemon == self.daemon
-            and self.daemon_runs
         )
         return liveness.judge(
             claim,

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Each guard is needed: with it taken out of a copy of the package, a test fails that names why."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+class Guard(NamedTuple):
+    """A guard, how to take it out, and the test that must fail then."""
+
+    what: str
+    file: str
+    text: str
+    instead: str
+    test: str
+
+
+LIFECYCLE = "test_lifecycle.py::"
+REFUSALS = "test_refusals.py::"
+SYNC = "test_sync.py::"
+
+GUARDS = [
+    Guard(
+        "nobody has the device open",
+        "lifecycle/context.py",
+        "if pids := sorted(now.on(nodes)):",
+        "if False and (pids := sorted(now.on(nodes))):",
+        REFUSALS + "test_an_open_vf_by_group_and_by_cdev",
+    ),
+    Guard(
+        "what can't be looked at may have it open",
+        "lifecycle/context.py",
+        "if now.unknown:",
+        "if False:",
+        LIFECYCLE + "test_a_process_that_cannot_be_looked_at_stops_a_start",
+    ),
+    Guard(
+        "an earlier start is over only for the domain whose hook asks",
+        "lifecycle/context.py",
+        "claim.domain_uuid == self.domain_uuid",
+        "True",
+        LIFECYCLE + "test_between_prepare_and_qemu_the_daemon_is_the_witness",
+    ),
+    Guard(
+        "and only by the daemon that runs the hook",
+        "lifecycle/context.py",
+        "and claim.daemon == self.daemon",
+        "",
+        LIFECYCLE + "test_an_orphaned_release_proves_nothing",
+    ),
+    Guard(
+        "the daemon is a witness between prepare and QEMU",
+        "claims/liveness.py",
+        "elif not (start_is_over or _start_has_lapsed(claim, world, witnesses, reserve_timeout)):",
+        "elif False:",
+        SYNC + "test_between_prepare_and_qemu_nothing_is_taken",
+    ),
+    Guard(
+        "libvirt's word is about older claims only",
+        "claims/liveness.py",
+        "and claim.claim_id in self.asked_after",
+        "",
+        SYNC + "test_libvirts_word_says_nothing_about_a_later_claim",
+    ),
+    Guard(
+        "an incomplete list of domains stops releases",
+        "claims/liveness.py",
+        "doubts = [*world.domains.problems[:1], *witnesses.unknown]",
+        "doubts = [*witnesses.unknown]",
+        SYNC + "test_an_incomplete_inventory_stops_every_release",
+    ),
+    Guard(
+        "libvirt's silence is no answer",
+        "claims/liveness.py",
+        "if libvirt and libvirt.silence:",
+        "if False:",
+        SYNC + "test_nor_where_libvirt_is_silent",
+    ),
+    Guard(
+        "open handles are a sign of life",
+        "claims/liveness.py",
+        "    if holders:\n        pids",
+        "    if False:\n        pids",
+        "test_liveness.py",
+    ),
+    Guard(
+        "a stranger's live device is left alone",
+        "lifecycle/release.py",
+        "if verdict.other is None and",
+        "if",
+        SYNC + "test_a_dead_claim_on_a_live_strangers_device_goes_without_a_write",
+    ),
+    Guard(
+        "release judges",
+        "lifecycle/release.py",
+        "if verdict.state is not State.DEAD:",
+        "if False:",
+        LIFECYCLE + "test_an_orphaned_release_proves_nothing",
+    ),
+    Guard(
+        "release goes by the claim's id",
+        "lifecycle/release.py",
+        "return current is not None and current.claim_id == claim.claim_id",
+        "return True",
+        LIFECYCLE + "test_a_claim_that_was_replaced_meanwhile_is_not_given_back",
+    ),
+    Guard(
+        "what can't be given back is marked",
+        "lifecycle/release.py",
+        "problems += keep_visibly(context, claim, str(error))",
+        "pass",
+        LIFECYCLE + "test_release_with_a_living_qemu_keeps_the_vf_visibly",
+    ),
+    Guard(
+        "another's type is never cleared",
+        "devices/vendor_vfio.py",
+        "if current not in (0, expected):",
+        "if False:",
+        LIFECYCLE + "test_a_rewritten_device_is_kept_at_release",
+    ),
+    Guard(
+        "the claim comes first",
+        "lifecycle/prepare.py",
+        "(store.replace if reserved else store.create)(paths.state, claim)",
+        "pass",
+        LIFECYCLE + "test_the_claim_is_on_disk_before_the_first_write",
+    ),
+    Guard(
+        "a start that fails is undone",
+        "lifecycle/prepare.py",
+        "undo.add(lambda: _take_back(start, claim))",
+        "pass",
+        LIFECYCLE + "test_several_devices_are_all_or_nothing",
+    ),
+    Guard(
+        "a device of a running domain is not given away",
+        "lifecycle/suitability.py",
+        "if user and user.uuid != domain.uuid:",
+        "if False:",
+        REFUSALS + "test_a_vf_of_a_live_domain_without_a_claim",
+    ),
+    Guard(
+        "start looks again",
+        "lifecycle/prepare.py",
+        "if current != claim.profile.id:",
+        "if False:",
+        LIFECYCLE + "test_start_refuses_when_the_type_was_changed",
+    ),
+    Guard(
+        "an unreadable claim protects its device",
+        "claims/store.py",
+        "unreadable[device] = str(error)",
+        "pass",
+        SYNC + "test_an_unreadable_claim_is_reported_and_protects_its_device",
+    ),
+    Guard(
+        "managed hostdevs are refused",
+        "domain/match.py",
+        "if hostdev.managed:",
+        "if False:",
+        REFUSALS + "test_managed",
+    ),
+    Guard(
+        "a held device lock is somebody at work",
+        "sync.py",
+        "with locks.devices(",
+        "with __import__('contextlib').nullcontext() or locks.devices(",
+        SYNC + "test_a_device_at_which_somebody_works_is_left_to_them",
+    ),
+]
+
+
+@pytest.mark.parametrize("guard", GUARDS, ids=[guard.what for guard in GUARDS])
+def test_without_it_a_test_fails(guard: Guard, tmp_path: Path) -> None:
+    for name in ("vgpu_libvirt", "tests", "hooks", "packaging"):
+        ignored = shutil.ignore_patterns("__pycache__", "lab", "data/cli")
+        shutil.copytree(REPOSITORY / name, tmp_path / name, ignore=ignored)
+    shutil.copy(REPOSITORY / "pyproject.toml", tmp_path)
+    source = tmp_path / "vgpu_libvirt" / guard.file
+    text = source.read_text()
+    assert text.count(guard.text) == 1, f"{guard.file} has not one place like that any more"
+
+    def run() -> subprocess.CompletedProcess[str]:
+        # Under another root the test is the same; only its exit status matters.
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "VGPU"))}
+        return subprocess.run(
+            [
+                *(
+                    sys.executable,
+                    "-m",
+                    "pytest",
+                    "-qx",
+                    "-p",
+                    "no:cacheprovider",
+                    "-p",
+                    "no:xdist",
+                ),
+                f"--basetemp={tmp_path / 'run'}",
+                f"tests/unit/{guard.test}",
+            ],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+
+    source.write_text(text.replace(guard.text, guard.instead))
+    without = run()
+    assert without.returncode == 1, without.stdout
+    assert "AssertionError" in without.stdout or "Failed" in without.stdout, without.stdout
