@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 
 READ_LIMIT = 4 * 1024 * 1024  # bytes; the largest honest file is a status XML of some 100 kB
 
@@ -28,6 +29,8 @@ def read_text(path: str, limit: int = READ_LIMIT, errors: str = "strict") -> str
             raise OSError(errno.ENOLINK, "a link to nothing", path) from None
         raise
     try:
+        if stat.S_ISFIFO(os.fstat(fd).st_mode):  # reads as empty, or as not yet written
+            raise OSError(errno.EINVAL, "not a regular file", path)
         chunks = []
         size = 0
         while chunk := os.read(fd, 65536):

@@ -243,8 +243,8 @@ def test_one_unreadable_claim_costs_only_its_own_device(state: str, file: Path) 
         ("link to nothing", "unreadable: a link to nothing"),
         ("endless", "unreadable: file too large"),
         ("socket", "unreadable: no such device or address"),
-        ("fifo", "not valid JSON"),
-        ("fifo with a writer", "unreadable: resource temporarily unavailable"),
+        ("fifo", "unreadable: not a regular file"),
+        ("fifo with a writer", "unreadable: not a regular file"),
     ],
 )
 def test_what_is_no_file_protects_its_device_and_hangs_nobody(

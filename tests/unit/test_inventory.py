@@ -250,7 +250,7 @@ def test_a_set_of_cpus_without_end_costs_one_file(running: Host) -> None:
         ("directory", "can't be read: is a directory"),
         ("loop", "can't be read: too many levels of symbolic links"),
         ("link to nothing", "can't be read: a link to nothing"),
-        ("fifo", "can't be understood: not well-formed XML: no element found: line 1, column 0"),
+        ("fifo", "can't be read: not a regular file"),
     ],
 )
 def test_what_is_no_file_hangs_nobody(running: Host, kind: str, reason: str) -> None:

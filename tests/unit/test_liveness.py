@@ -284,12 +284,18 @@ ROWS = [
         "its QEMU, process 4001, can't be looked at",
         seen={"qemu": Presence.UNKNOWN},
     ),
-    Row("an unknown boot", STARTED, UNKNOWN, "this boot's id can't be read", {"boot_id": None}),
+    Row(
+        "an unknown boot",
+        STARTED,
+        UNKNOWN,
+        "this boot's id (boot_id) can't be read",
+        {"boot_id": None},
+    ),
     Row(
         "unreadable sockets",
         STARTED,
         UNKNOWN,
-        "the list of Unix sockets can't be read",
+        "the list of Unix sockets (net/unix) can't be read",
         {"listeners": None},
     ),
     Row(
@@ -579,8 +585,8 @@ def test_all_doubts_are_told() -> None:
     assert verdict.state is UNKNOWN
     assert verdict.why == (
         "unreadable; fd; it was claimed in another pid namespace; it was claimed in another net "
-        "namespace; this boot's id can't be read; the list of Unix sockets can't be read; "
-        + DAEMON_RUNS
+        "namespace; this boot's id (boot_id) can't be read; the list of Unix sockets (net/unix) "
+        "can't be read; " + DAEMON_RUNS
     )
 
 
@@ -693,7 +699,7 @@ def test_a_pid_file_of_every_spelling_is_looked_at(host: Host) -> None:
         path.rmdir()
         path.symlink_to(path)
         assert look(host, claim)[1].unknown == (
-            f"the pid file of {name}: too many levels of symbolic links",
+            f"the pid file {run}/{name}.pid can't be read: too many levels of symbolic links",
         )
         path.unlink()
 
@@ -745,7 +751,7 @@ sys.stdin.readline()
         seen = look(host, new_claim())[1]
     assert seen.pid_file_owner is None
     assert seen.unknown == (
-        "the pid file of web1: locked by a process that can't be seen from here",
+        f"the pid file {path} can't be read: locked by a process that can't be seen from here",
     )
 
 

@@ -141,9 +141,9 @@ def _doubts(
         if theirs is not None and ours is not None and theirs != ours:
             doubts.append(f"it was claimed in another {kind} namespace")
     if world.boot_id is None:
-        doubts.append("this boot's id can't be read")
+        doubts.append("this boot's id (boot_id) can't be read")
     if world.listeners is None:
-        doubts.append("the list of Unix sockets can't be read")
+        doubts.append("the list of Unix sockets (net/unix) can't be read")
     if claim.qemu:
         if witnesses.qemu is Presence.UNKNOWN:
             doubts.append(f"its QEMU, process {claim.qemu.pid}, can't be looked at")

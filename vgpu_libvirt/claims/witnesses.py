@@ -92,7 +92,7 @@ def look_at(
     try:
         owner = _pid_file_owner(paths, claim)
     except OSError as error:
-        unknown.append(f"the pid file of {claim.domain_name}: {fs.reason(error)}")
+        unknown.append(f"the pid file {pid_file(paths, claim)} can't be read: {fs.reason(error)}")
     return Witnesses(
         processes.presence(paths.proc, claim.qemu) if claim.qemu else None,
         processes.presence(paths.proc, claim.daemon) if claim.daemon else None,
@@ -141,12 +141,19 @@ def _listeners(proc: str) -> tuple[tuple[str, str], ...] | None:
         text = fs.read_text(f"{proc}/net/unix", errors="replace")
     except OSError:
         return None
+    if not text.startswith("Num "):
+        return None  # the kernel's has a header, so this isn't the kernel's
     # Any user can bind a name with bytes, blanks and newlines in it: what is no row is skipped.
     return tuple(
         (row["path"], f"socket:[{row['inode']}]")
         for row in _ROW.finditer(text)
         if int(row["flags"], 16) & _LISTENING
     )
+
+
+def pid_file(paths: Paths, claim: Claim) -> str:
+    """The pid file of CLAIM's domain, as libvirt 11 names it."""
+    return f"{paths.libvirt_run}/qemu/{claim.domain_name}.pid"
 
 
 def _pid_file_owner(paths: Paths, claim: Claim) -> int | None:
