@@ -48,3 +48,22 @@ def clean() -> Iterator[None]:
     for vf in (guest.VF1, guest.VF2, guest.VF3, guest.OTHER_GPU_VF):
         if guest.type_of(vf) != "0":
             guest.set_type(vf, "0")
+
+
+@pytest.fixture
+def bystander(clean: None) -> Iterator[None]:
+    """Another guest, with a vGPU on the same GPU, that nothing may touch."""
+    from tests.lab import guest
+
+    guest.start("bystander", guest.VF2)
+    writes = guest.writes_to(guest.VF2)
+    mine = guest.claim(guest.VF2)
+    yield
+    assert guest.is_running("bystander")
+    assert guest.holds("bystander", guest.VF2)
+    assert guest.type_of(guest.VF2) == guest.PROFILE_ID
+    assert guest.writes_to(guest.VF2) == writes
+    now = guest.claim(guest.VF2)
+    assert mine is not None
+    assert now is not None
+    assert now["claim_id"] == mine["claim_id"]

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import time
 import uuid
@@ -197,3 +198,50 @@ def restart_libvirtd() -> None:
     assert stopped.status == 0, stopped.output
     started = run("libvirtd-start")
     assert started.status == 0, started.output
+
+
+def slow(operation: str, before_ours: bool = False) -> None:
+    """A hook script beside ours that says that it is at OPERATION of web1, and stays there."""
+    hook(
+        "40-slow" if before_ours else "60-slow",
+        f"#!/bin/sh\ncat >/dev/null\n[ \"$1 $2\" != 'web1 {operation}' ] && exit\n"
+        "touch /tmp/there\nexec sleep 300\n",
+    )
+    Path("/tmp/there").unlink(missing_ok=True)
+
+
+def is_there() -> bool:
+    return Path("/tmp/there").exists()
+
+
+def libvirtd_pid() -> int:
+    return int(Path("/run/libvirtd.pid").read_text())
+
+
+def kill_libvirtd() -> None:
+    pid = libvirtd_pid()
+    os.kill(pid, signal.SIGKILL)
+    assert until(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def start_libvirtd() -> None:
+    for script in ("40-slow", "60-slow"):
+        (HOOKS / script).unlink(missing_ok=True)
+    run("pkill", "-KILL", "-x", "sleep")
+    started = run("libvirtd-start")
+    assert started.status == 0, started.output
+
+
+def sync() -> dict[str, Any]:
+    done = run("virt-vgpu", "sync", "--json")
+    assert done.status == 0, done.output
+    return dict(json.loads(done.output))
+
+
+def in_background(*command: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def assert_free(vf: str) -> None:
+    """VF has no type and no claim."""
+    assert (type_of(vf), claim(vf)) == ("0", None)
