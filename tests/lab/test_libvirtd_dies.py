@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""libvirtd is killed in each hook: guests keep their vGPUs, and one sync later nothing is leaked."""
+"""libvirtd is killed in each hook: guests keep their vGPUs, one sync later nothing is leaked."""
 
 from __future__ import annotations
 
