@@ -38,6 +38,14 @@ class StoreError(VgpuError):
     """The claim store as a whole can't be read or written."""
 
 
+class CatalogueError(VgpuError):
+    """A catalogue of profiles that can't be read; never a reason to stop anything."""
+
+
+class CordonError(VgpuError):
+    """A cordon that can't be read, and so doesn't hold."""
+
+
 class ClaimUnreadableError(VgpuError):
     """A claim file that can't be read or understood; it protects its device."""
 

@@ -77,6 +77,22 @@ def write_new(path: str, text: str) -> None:
         os.close(fd)
 
 
+def replace(path: str, text: str, aside: str) -> None:
+    """Put TEXT at PATH, whole or not at all and durably, by way of directory ASIDE.
+
+    Both lie on one filesystem, and the caller holds a lock on PATH. Raises OSError.
+    """
+    directory = os.path.dirname(path)
+    for needed in (aside, directory):
+        make_directory(needed)
+    new = f"{aside}/{os.path.basename(path)}"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(new)  # left by somebody who was killed
+    write_new(new, text)
+    os.rename(new, path)
+    sync_directory(directory)
+
+
 def sync_directory(path: str) -> None:
     """Make the names in directory PATH durable. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

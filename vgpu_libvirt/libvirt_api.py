@@ -7,6 +7,7 @@ Nobody calls this while holding one of our locks: libvirt holds a domain's lock 
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import uuid
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,6 +21,9 @@ from .errors import LibvirtError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+# How our hook begins a sentence; libvirt shows it at the end of much else.
+_HOOK = re.compile(r"vgpu-libvirt: (.+)")
 
 
 class Definition(NamedTuple):
@@ -103,6 +107,16 @@ def find(connection: Any, wanted: str) -> Definition:
     )
 
 
+def look_up(connection: Any, identity: str) -> Definition | None:
+    """The domain with this UUID, or None. Raises LibvirtError."""
+    try:
+        return _definition(connection.lookupByUUIDString(identity))
+    except libvirt.libvirtError as error:
+        if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
+            return None
+        raise LibvirtError(f"domain {identity} can't be looked up: {_message(error)}") from error
+
+
 def definitions(connection: Any) -> tuple[Definition, ...]:
     """All persistent domains, running or not. Raises LibvirtError."""
     found = []
@@ -119,6 +133,29 @@ def definitions(connection: Any) -> tuple[Definition, ...]:
     return tuple(found)
 
 
+def create(definition: Definition, paused: bool) -> None:
+    """Start a domain. Raises LibvirtError, where our hook refused it with the hook's sentence."""
+    flags = libvirt.VIR_DOMAIN_START_PAUSED if paused else 0
+    try:
+        definition.handle.createWithFlags(flags)
+    except libvirt.libvirtError as error:
+        message = _message(error)
+        ours = _HOOK.findall(message)
+        raise LibvirtError(
+            f"{definition.label} can't be started: {ours[-1] if ours else message}"
+        ) from error
+
+
+def has_saved_state(definition: Definition) -> bool:
+    """Whether a start of the domain restores what `virsh managedsave` saved."""
+    try:
+        return bool(definition.handle.hasManagedSaveImage())
+    except libvirt.libvirtError as error:
+        raise LibvirtError(
+            f"{definition.label}: whether it has a saved state can't be told: {_message(error)}"
+        ) from error
+
+
 def set_metadata(definition: Definition, metadata: str | None) -> None:
     """Write our element of an inactive definition's metadata; None removes it."""
     text = None if metadata is None else edit.for_libvirt(metadata)
@@ -131,6 +168,22 @@ def set_metadata(definition: Definition, metadata: str | None) -> None:
             text,
             PREFIX,
             NAMESPACE,
+            libvirt.VIR_DOMAIN_AFFECT_CONFIG,
+        ),
+    )
+
+
+def remove_metadata(definition: Definition, namespace: str) -> None:
+    """Remove the element of another NAMESPACE from a definition's metadata."""
+    handle = definition.handle
+    _change(
+        definition,
+        f"the metadata of {namespace} can't be removed",
+        lambda: handle.setMetadata(
+            libvirt.VIR_DOMAIN_METADATA_ELEMENT,
+            None,
+            None,
+            namespace,
             libvirt.VIR_DOMAIN_AFFECT_CONFIG,
         ),
     )

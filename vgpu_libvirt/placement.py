@@ -1,29 +1,71 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Chooses a device for a request, or says why there is none; pure."""
+"""Chooses a device for a request, or says why there is none; pure.
+
+`together.py` does it for all the vGPUs of a domain at once.
+"""
 
 from __future__ import annotations
 
 from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple
 
-from .capacity import startable, use_of
-from .devices import cards, profiles
-from .devices.model import distinct
+from . import reasons
+from .capacity import cleared, startable, use_of
+from .devices import numa, profiles
 from .errors import RequestError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .address import PciAddress
     from .capacity import GpuUse, Host
-    from .devices.model import Device, Profile
+    from .devices.model import Device, Gpu, Profile
     from .domain.model import Request
 
-_NO_GPU = "this host has no GPU with VFs that can become vGPUs; enable its VFs"
+HINT = "'virt-vgpu profiles' shows what could be started now"
+
+
+class Placed(NamedTuple):
+    """A vGPU of the same domain that has its device already."""
+
+    request: Request
+    device: Device
+    profile: Profile | None = None  # None: this host has none that it could be
+
+
+class Company(NamedTuple):
+    """What of its domain bears on the place of a vGPU."""
+
+    nodes: frozenset[int] = frozenset()  # NUMA nodes that the domain lives on
+    others: tuple[Placed, ...] = ()
+
+
+ALONE = Company()
+
+
+class Candidate(NamedTuple):
+    """A device that could serve a request; the best is the smallest."""
+
+    pointed: bool  # whether another definition points at it
+    dirty: bool  # whether it has to be cleared first
+    overbooked: bool  # whether its GPU has no room beyond what other definitions will take
+    far: bool  # whether it isn't on the domain's NUMA nodes
+    other: bool  # under `pack`: whether its GPU doesn't run this size yet
+    order: Fraction  # share of framebuffer in use; negative under `pack`
+    address: PciAddress
+    device: Device
 
 
 class Ranking(NamedTuple):
     """The devices that could serve a request, best first, and why GPUs have none."""
 
-    devices: tuple[Device, ...]
+    candidates: tuple[Candidate, ...]
     reasons: tuple[str, ...]  # for each GPU without one, what stands against it
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The devices alone."""
+        return tuple(candidate.device for candidate in self.candidates)
 
 
 def resolve(wanted: str, host: Host) -> Profile:
@@ -40,128 +82,142 @@ def resolve(wanted: str, host: Host) -> Profile:
             "by its full name or id"
         )
     if not host.inventory.gpus:
-        raise RequestError(f"no device for '{wanted}': {_NO_GPU}")
+        raise RequestError(f"no device for '{wanted}': {reasons.NO_GPU}")
     offered = profiles.listed(host.profiles) or "none"
-    uses = (use_of(gpu, host) for gpu in host.inventory.gpus)
-    # The driver lists only what fits beside what runs, so others may be there and not be seen.
-    runs = [f"; {use.gpu.address} {_runs(use, host)}" for use in uses if use.present]
-    if runs:
+    if unseen := reasons.unseen(host):
         raise RequestError(
-            f"profile '{wanted}' is unknown, or doesn't fit now: the host offers {offered}"
-            + "".join(runs)
+            f"profile '{wanted}' is unknown, or doesn't fit now: the host offers {offered}{unseen}"
         )
     raise RequestError(f"profile '{wanted}' is unknown on this host, which has {offered}")
 
 
-def choose(profile: Profile, request: Request, policy: str, host: Host) -> Device:
+def choose(
+    profile: Profile, request: Request, policy: str, host: Host, company: Company = ALONE
+) -> Device:
     """The best device for PROFILE. Raises RequestError, with the reason for each GPU."""
-    ranking = rank(profile, request, policy, host)
-    if ranking.devices:
+    ranking = rank(profile, request, policy, host, company)
+    if ranking.candidates:
         return ranking.devices[0]
-    raise RequestError(
-        f"no device for {profile.short_name}: {'; '.join(ranking.reasons)}; 'virt-vgpu profiles' "
-        "shows what could be started now"
-    )
+    raise RequestError(f"no device for {profile.short_name}: {'; '.join(ranking.reasons)}; {HINT}")
 
 
-def rank(profile: Profile, request: Request, policy: str, host: Host) -> Ranking:
+def rank(
+    profile: Profile, request: Request, policy: str, host: Host, company: Company = ALONE
+) -> Ranking:
     """Order the devices that PROFILE could be put on now.
 
-    First those that no other definition points at; then those of GPUs that have room beyond what
-    other definitions will take; then by POLICY, or the request's own: `spread` prefers the GPU
-    with the lowest share of its framebuffer in use, `pack` the highest; then by address.
+    First those that no other definition points at; of them the clean ones before those that a
+    start has to clear first; then those of GPUs that have room beyond what other definitions will
+    take; those on the domain's NUMA nodes; then by POLICY, or the request's own: `spread` prefers
+    the GPU with the lowest share of its framebuffer in use, `pack` one that runs this size
+    already (most take one size at a time), then the highest share; then by address.
+
+    Raises RequestError for `numa='require'` of a domain that lives on no node in particular.
     """
-    found: list[tuple[tuple[bool, bool, Fraction], Device]] = []
-    reasons = []
+    if request.numa == "require" and not company.nodes:
+        raise RequestError(
+            f"'{request.alias}' has numa='require', but its domain has neither <numatune> nor "
+            "pinned vcpus to require anything of; add one, or remove numa"
+        )
+    found: list[Candidate] = []
+    against = []
     gpus = host.inventory.gpus
     if not gpus:
-        reasons.append(_NO_GPU)
+        against.append(reasons.NO_GPU)
     elif request.gpu is not None:
         gpus = tuple(gpu for gpu in gpus if gpu.address == request.gpu)
         if not gpus:
-            reasons.append(_no_such_gpu(request, host))
+            against.append(reasons.no_such_gpu(request, host))
+    pack = (request.placement or policy) == "pack"
     for gpu in gpus:
-        use = use_of(gpu, host)
-        fitting = use.fitting(profile)
-        if not fitting:
-            reasons.append(f"{gpu.address} {_why_none(profile, use, host)}")
-            continue
-        planned = sum(device.name in host.pointed for device in use.free)
-        overbooked = planned >= startable(profile, use)
-        share = _share(profile, use, planned)
-        if (request.placement or policy) == "pack":
-            share = -share
-        found += [((device.name in host.pointed, overbooked, share), device) for device in fitting]
-    found.sort(key=lambda each: (*each[0], each[1].address))
-    return Ranking(tuple(device for _, device in found), tuple(reasons))
+        why = _excluded(request, gpu, company)
+        here = [] if why else list(_candidates(profile, gpu, pack, host))
+        if request.numa != "ignore" and company.nodes and numa.node_of(gpu) not in company.nodes:
+            here = [candidate._replace(far=True) for candidate in here]
+        found += here
+        if not here:
+            against.append(
+                f"{gpu.address} {why or reasons.why_none(profile, use_of(gpu, host), host)}"
+            )
+    return Ranking(tuple(sorted(found)), tuple(against))
 
 
-def _share(profile: Profile, use: GpuUse, planned: int) -> Fraction:
-    """The share of a GPU's framebuffer in use, with PLANNED vGPUs more of PROFILE's size.
+def why(best: Candidate, ranking: Ranking, request: Request) -> str:
+    """Why BEST, the first of RANKING, was chosen: the end of a sentence about the device."""
+    gpu = best.device.gpu
+    rivals = [each for each in ranking.candidates if each.device.gpu != gpu]
+    cleaning = "; what is on it is cleared first" if best.dirty else ""
+    if request.gpu:
+        return f"it is on GPU {gpu}, which was asked for{cleaning}"
+    if not rivals:
+        return f"only GPU {gpu} can take it now{cleaning}"
+    rival = rivals[0]
+    share = f"share of its framebuffer in use ({round(abs(best.order) * 100)} %)"
+    for is_worse, text in (
+        (rival.pointed and not best.pointed, "no other definition points at it"),
+        (rival.dirty and not best.dirty, "nothing has to be cleared first"),
+        (rival.overbooked and not best.overbooked, f"GPU {gpu} has room for it beside the others"),
+        (rival.far and not best.far, f"GPU {gpu} is on the domain's NUMA node"),
+        (rival.other and not best.other, f"GPU {gpu} already runs profiles of this size"),
+        (rival.order > best.order, f"GPU {gpu} has the lowest {share}"),
+    ):
+        if is_worse:
+            if best.order < 0:
+                text = text.replace("lowest", "highest")
+            return text + cleaning
+    return f"it is the first of equals{cleaning}"
 
-    Where a size isn't known, the share of its devices.
-    """
-    sizes = [each.framebuffer_mib for each in (*use.present, *(planned * [profile]))]
-    if None in sizes or not use.total_mib:
-        return Fraction(len(sizes), len(use.gpu.devices))
-    return Fraction(sum(filter(None, sizes)), use.total_mib)
+
+def _excluded(request: Request, gpu: Gpu, company: Company) -> str | None:
+    """What in a request, or in those of the same domain, speaks against a GPU."""
+    if request.numa == "require" and numa.node_of(gpu) not in company.nodes:
+        nodes = ", ".join(map(str, sorted(company.nodes)))
+        return f"is on NUMA node {numa.node_of(gpu)}, and the domain lives on {nodes}"
+    for other in company.others:
+        is_there = other.device.gpu == gpu.address
+        if is_there and (request.apart or other.request.apart):
+            return f"has '{other.request.alias}', from which '{request.alias}' must be apart"
+        if not is_there and (request.together or other.request.together):
+            return f"is not that of '{other.request.alias}', to which '{request.alias}' belongs"
+    return None
 
 
-def _no_such_gpu(request: Request, host: Host) -> str:
-    there = ", ".join(str(gpu.address) for gpu in host.inventory.gpus)
-    return (
-        f"GPU {request.gpu} is not on this host, has no VFs, or is excluded by [policy]; the GPUs "
-        f"with VFs are {there}"
+def _candidates(profile: Profile, gpu: Gpu, pack: bool, host: Host) -> Iterator[Candidate]:
+    use = use_of(gpu, host)
+    if startable(profile, use):
+        for device in use.fitting(profile):
+            yield _candidate(profile, device, use, pack, host, dirty=False)
+    for device in filter(host.is_dirty, gpu.devices):
+        there = cleared(host, device)
+        after = next(each for each in there.inventory.gpus if each.address == gpu.address)
+        use = use_of(after, there)
+        if startable(profile, use) and device.name in {d.name for d in use.fitting(profile)}:
+            yield _candidate(profile, device, use, pack, host, dirty=True)
+
+
+def _candidate(
+    profile: Profile, device: Device, use: GpuUse, pack: bool, host: Host, dirty: bool
+) -> Candidate:
+    pointed = sum(each.name in host.pointed for each in use.free)
+    share = _share(profile, use, pointed)
+    return Candidate(
+        pointed=device.name in host.pointed,
+        dirty=dirty,
+        overbooked=pointed >= startable(profile, use),
+        far=False,
+        other=pack and profile.framebuffer_mib not in use.sizes,
+        order=-share if pack else share,
+        address=device.address,
+        device=device,
     )
 
 
-def _why_none(profile: Profile, use: GpuUse, host: Host) -> str:
-    """Why no device of a GPU can be given PROFILE, as the end of a sentence about the GPU."""
-    users = _users(use, host)
-    if not use.free:
-        return f"has no free VF{users}"
-    offered = distinct(listed for device in use.free for listed in device.creatable or ())
-    if not offered:
-        return f"is full{users}" if use.present else "offers nothing, although nothing runs there"
-    sizes = {each.framebuffer_mib for each in offered}
-    if profile.framebuffer_mib not in sizes and sizes == {p.framebuffer_mib for p in use.present}:
-        return _runs(use, host)
-    if use.present and cards.card_of(profile) in map(cards.card_of, offered):
-        return f"has no room for it{users}"
-    return f"doesn't offer it{users}"
+def _share(profile: Profile, use: GpuUse, pointed: int) -> Fraction:
+    """The share of a GPU's framebuffer in use, with POINTED vGPUs more of PROFILE's size.
 
-
-def _runs(use: GpuUse, host: Host) -> str:
-    sizes = {profile.framebuffer_mib for profile in use.present}
-    what = f"{_gigabytes(sizes.pop())} profiles" if len(sizes) == 1 else "profiles of several sizes"
-    return f"runs {what}{_users(use, host)}"
-
-
-def _users(use: GpuUse, host: Host) -> str:
-    """Who has devices of a GPU, in parentheses; empty where nobody does."""
-    owners = []
-    foreign = taken = unreadable = 0
-    for device in use.gpu.devices:
-        if claim := host.claims.readable.get(device.name):
-            owners.append(claim.domain_name)
-        elif device.error is not None or device.name in host.claims.unreadable:
-            unreadable += 1
-        elif device.type_id:
-            foreign += 1
-        elif device.name in host.busy:
-            taken += 1
-    parts = [f"owners {', '.join(sorted(owners))}"] if owners else []
-    for number, what in (
-        (foreign, "with a type that nobody claimed"),
-        (taken, "taken without a type"),
-        (unreadable, "that can't be read"),
-    ):
-        if number:
-            parts.append(f"{number} VF{'s' if number > 1 else ''} {what}")
-    return f" ({'; '.join(parts)})" if parts else ""
-
-
-def _gigabytes(mib: int | None) -> str:
-    if mib is None or mib % 1024:
-        return f"{mib or '?'} MB"
-    return f"{mib // 1024} GB"
+    Where a size isn't known, the share of its devices.
+    """
+    sizes = [each.framebuffer_mib for each in (*use.present, *(pointed * [profile]))]
+    if None in sizes or not use.total_mib:
+        return Fraction(len(sizes), len(use.gpu.devices))
+    return Fraction(sum(filter(None, sizes)), use.total_mib)

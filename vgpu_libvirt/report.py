@@ -15,6 +15,7 @@ from .devices.model import Profile, distinct
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from .claims.cordons import Cordon
     from .claims.liveness import Verdict
     from .claims.model import Claim
     from .devices.model import Device, Gpu
@@ -40,6 +41,7 @@ class DeviceRow(NamedTuple):
     profile: Profile | None  # what it has now; None: nothing, or it can't be read
     state: State
     claim: Claim | None
+    cordon: Cordon | None = None  # its own
 
 
 class GpuRow(NamedTuple):
@@ -47,6 +49,14 @@ class GpuRow(NamedTuple):
 
     gpu: Gpu
     devices: tuple[DeviceRow, ...]
+    cordon: Cordon | None = None  # its own
+
+    @property
+    def left(self) -> tuple[str, ...]:
+        """Who is on it: the names of owners, and the devices that aren't free nevertheless."""
+        owners = {row.claim.domain_name for row in self.devices if row.claim}
+        taken = (row for row in self.devices if not row.claim and row.state is not State.FREE)
+        return (*sorted(owners), *(row.device.name for row in taken))
 
 
 class Capacity(NamedTuple):
@@ -68,8 +78,16 @@ class Report(NamedTuple):
 
 def build(survey: Survey) -> Report:
     """Make the report."""
+    cordons = {cordon.target: cordon for cordon in survey.cordons}
     gpus = tuple(
-        GpuRow(gpu, tuple(_row(survey, device) for device in gpu.devices))
+        GpuRow(
+            gpu,
+            tuple(
+                _row(survey, device)._replace(cordon=cordons.get(device.address))
+                for device in gpu.devices
+            ),
+            cordons.get(gpu.address),
+        )
         for gpu in survey.host.inventory.gpus
     )
     claims = tuple(
@@ -101,6 +119,7 @@ def status_json(report: Report) -> dict[str, Any]:
                 "backend": row.gpu.backend,
                 "numa_node": row.gpu.numa_node,
                 "devices": [_device_json(each) for each in row.devices],
+                **_cordon_json(row.cordon),
             }
             for row in report.gpus
         ],
@@ -136,7 +155,13 @@ def _device_json(row: DeviceRow) -> dict[str, Any]:
             "alias": claim.alias,
             "phase": claim.phase,
         },
+        **_cordon_json(row.cordon),
     }
+
+
+def _cordon_json(cordon: Cordon | None) -> dict[str, Any]:
+    """Nothing where there is no cordon, for readers that know no cordons."""
+    return {"cordoned": True} if cordon else {}
 
 
 def _row(survey: Survey, device: Device) -> DeviceRow:

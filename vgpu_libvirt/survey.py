@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from .address import PciAddress
 from .capacity import host
-from .claims import store, witnesses
+from .claims import cordons, store, witnesses
 from .claims.liveness import State, Verdict
 from .claims.store import Claims
-from .devices import vendor_vfio
-from .errors import DeviceError, StoreError, VgpuError
+from .devices import catalogue, vendor_vfio
+from .devices.catalogue import Catalogue
+from .errors import CatalogueError, DeviceError, StoreError, VgpuError
 from .lifecycle.context import Context
 
 if TYPE_CHECKING:
     from .capacity import Host
+    from .claims.cordons import Cordon
     from .claims.model import Claim
     from .claims.witnesses import World
     from .config import Config, Paths
@@ -33,6 +35,7 @@ class Survey(NamedTuple):
     verdicts: dict[str, Verdict]  # claimed device -> whether its owner lives
     elsewhere: dict[str, str]  # claimed device that the inventory lacks -> why
     problems: tuple[str, ...]  # what else couldn't be read
+    cordons: tuple[Cordon, ...] = ()
 
 
 def look(config: Config) -> Survey:
@@ -41,9 +44,12 @@ def look(config: Config) -> Survey:
     context = Context(config)
     inventory = vendor_vfio.discover(paths.sysfs, config.policy.exclude)
     claims, problems = _claims(paths, inventory)
+    fences = cordons.read_all(paths.state)
+    remembered, forgotten = _catalogue(paths)
     world = witnesses.look_around(paths)
     known = {device.name for device in inventory.devices}
     problems += [*inventory.problems, *claims.problems, *world.domains.problems]
+    problems += [*fences.problems, *forgotten]
     busy = {device for domain in world.domains.domains for device in domain.devices}
     # Most hosts have few open VFIO files and many VFs, whose nodes cost two look-ups each.
     for device in inventory.devices if world.handles.holders else ():
@@ -52,16 +58,49 @@ def look(config: Config) -> Survey:
                 busy.add(device.name)
         except DeviceError as error:
             problems.append(f"whether {device.name} is in use can't be told: {error}")
+    verdicts = {name: _verdict(context, claim, world) for name, claim in claims.readable.items()}
+    there = host(
+        inventory,
+        claims,
+        frozenset(busy),
+        remembered=remembered,
+        cordoned=frozenset(str(cordon.target) for cordon in fences.held),
+    )
+    may_reset = config.policy.foreign == "reset" and world.domains.complete
     return Survey(
-        host(inventory, claims, frozenset(busy)),
+        there._replace(dirty=_dirty(there, verdicts, may_reset and not world.handles.unknown)),
         world,
-        {name: _verdict(context, claim, world) for name, claim in claims.readable.items()},
+        verdicts,
         {
             name: _whereabouts(paths, name)
             for name in sorted({*claims.readable, *claims.unreadable} - known)
         },
         tuple(problems),
+        fences.held,
     )
+
+
+def _dirty(host: Host, verdicts: dict[str, Verdict], may_reset: bool) -> frozenset[str]:
+    """The devices that a start of anybody's would clear first: see lifecycle/prepare.py."""
+    found = set()
+    for device in host.inventory.devices:
+        claim = host.claims.readable.get(device.name)
+        if claim is None:
+            is_ours = may_reset and bool(device.type_id)
+        else:
+            verdict = verdicts[device.name]
+            is_ours = verdict.state is State.DEAD and verdict.other is None
+            is_ours &= device.type_id in (0, claim.profile.id)
+        if is_ours and device.name not in host.busy:
+            found.add(device.name)
+    return frozenset(found)
+
+
+def _catalogue(paths: Paths) -> tuple[Catalogue, list[str]]:
+    try:
+        return catalogue.read(paths.state), []
+    except CatalogueError as error:
+        return Catalogue(), [str(error)]
 
 
 def _claims(paths: Paths, inventory: Inventory) -> tuple[Claims, list[str]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from .claims import locks, store, witnesses
+from .claims import inventory, locks, store, witnesses
 from .claims.liveness import State
 from .errors import KeptError, LockTimeoutError, VgpuError
 from .lifecycle.release import give_back, keep_visibly
@@ -59,7 +59,7 @@ def reconcile(context: Context, deadline: float, dry_run: bool = False) -> Outco
         else:
             kept.append(reason)
     if not dry_run:
-        problems += _keep_track(context, world)
+        problems += _keep_track(context)
     return Outcome(tuple(released), tuple(sorted(kept)), tuple(dict.fromkeys(problems)))
 
 
@@ -88,11 +88,13 @@ def _settle(
     return None
 
 
-def _keep_track(context: Context, world: World) -> list[str]:
+def _keep_track(context: Context) -> list[str]:
     """Note in the claims what runs, and claim what runs unclaimed."""
     state = context.config.paths.state
-    live = {domain.uuid: domain for domain in world.domains.domains}
     with locks.host(state, context.lock_deadline()):
+        # Looked at again: giving back takes its time, and a domain may be at its next start by now.
+        domains = inventory.live_domains(context.config.paths).domains
+        live = {domain.uuid: domain for domain in domains}
         claims = store.read_all(state)
         for claim in claims.readable.values():
             domain = live.get(claim.domain_uuid)

@@ -28,6 +28,8 @@ class Guard(NamedTuple):
 LIFECYCLE = "test_lifecycle.py::"
 REFUSALS = "test_refusals.py::"
 SYNC = "test_sync.py::"
+FORCE = "test_force.py::"
+CORDONS = "test_cordons.py::"
 
 GUARDS = [
     Guard(
@@ -169,6 +171,55 @@ GUARDS = [
         "if hostdev.managed:",
         "if False:",
         REFUSALS + "test_managed",
+    ),
+    Guard(
+        "force takes nothing from the living",
+        "lifecycle/release.py",
+        "if verdict.state is State.ALIVE:",
+        "if False:",
+        FORCE + "test_never_from_the_living",
+    ),
+    Guard(
+        "nor while the list of domains is incomplete",
+        "lifecycle/release.py",
+        "if not world.domains.complete:",
+        "if False:",
+        FORCE + "test_every_other_guard_stands",
+    ),
+    Guard(
+        "nor what another running domain has",
+        "lifecycle/release.py",
+        "if user := world.domains.using(claim.device):",
+        "if False and (user := world.domains.using(claim.device)):",
+        FORCE + "test_every_other_guard_stands",
+    ),
+    Guard(
+        "nor from where its holders can't be seen",
+        "lifecycle/release.py",
+        "if world.handles.unknown or (is_blind and theirs is not None):",
+        "if False:",
+        FORCE + "test_every_other_guard_stands",
+    ),
+    Guard(
+        "and all of it is looked at again right before the write",
+        "lifecycle/release.py",
+        "_force_guard(context, claim) if by_force else context.write_guard(claim.device),",
+        "context.write_guard(claim.device),",
+        FORCE + "test_what_happens_right_before_the_write_is_seen",
+    ),
+    Guard(
+        "a cordon counts under the host lock",
+        "lifecycle/prepare.py",
+        "suitability.check_cordons(start.context, start.domain, wanted, device.gpu)",
+        "pass",
+        CORDONS + "test_a_start_that_passed_the_first_look_meets_the_cordon_under_the_lock",
+    ),
+    Guard(
+        "nothing new is placed on what is cordoned",
+        "capacity.py",
+        "and not self.is_cordoned(device)",
+        "",
+        "test_placement.py::test_table",
     ),
     Guard(
         "a held device lock is somebody at work",

@@ -34,6 +34,8 @@ def clean() -> Iterator[None]:
     from tests.lab import guest
 
     guest.set_driver(**guest.DRIVERS["vendor"], busy_ms=0, write_ms=0)
+    # a hook that a failed test left asleep would hold libvirt, and all that follows
+    guest.run("pkill", "-KILL", "-x", "sleep")
     for name in guest.virsh("list", "--name").split():
         guest.virsh("destroy", name)
     for name in guest.virsh("list", "--all", "--name").split():

@@ -173,7 +173,7 @@ def set_driver(**parameters: int) -> None:
         (PARAMETERS / name).write_text(str(value))
 
 
-def until(condition: Callable[[], bool], seconds: float = 20) -> bool:
+def until(condition: Callable[[], bool], seconds: float = 90) -> bool:
     """Wait until CONDITION holds; whether it came to."""
     end = time.monotonic() + seconds
     while not condition():

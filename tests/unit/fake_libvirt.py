@@ -6,16 +6,32 @@ libvirt's own test driver has no hostdevs. The real one is tried in the lab.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import libvirt
 from lxml import etree
+
+from vgpu_libvirt.address import PciAddress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.unit.host import Result
 
 
 def error(code: int, message: str) -> libvirt.libvirtError:
     made = libvirt.libvirtError(message)
     made.err = (code, 0, message, 2, None, None, None, 0, 0)
     return made
+
+
+def source(hostdev: etree._Element) -> tuple[object, ...]:
+    """By what libvirt tells hostdevs apart."""
+    address = hostdev.find("source/address")
+    assert address is not None
+    if hostdev.get("type") == "mdev":
+        return "mdev", address.get("uuid")
+    return hostdev.get("type"), PciAddress.from_xml({str(k): str(v) for k, v in address.items()})
 
 
 class Domain:
@@ -27,6 +43,11 @@ class Domain:
         self.persistent = persistent
         self.writes: list[str] = []
         self.refuses: tuple[str, ...] = ()  # calls that fail
+        self.hook: Callable[[str, str], Result] | None = None  # runs an operation with a document
+        self.qemu_fails: str | None = None  # what QEMU dies of
+        self.saved = False  # whether `virsh managedsave` left something
+        self.started_paused: bool | None = None
+        self.hooks: list[str] = []  # operations that were run
 
     def content(self) -> bytes:
         """The definition without the blanks between elements."""
@@ -69,20 +90,65 @@ class Domain:
                     element.tag = f"{{{uri}}}{element.tag}"
         return 0
 
+    def hasManagedSaveImage(self) -> int:  # noqa: N802
+        return int(self.saved)
+
+    def createWithFlags(self, flags: int) -> int:  # noqa: N802
+        if self.active:
+            raise error(libvirt.VIR_ERR_OPERATION_INVALID, "domain is already running")
+        self.writes.append("create")
+        live = etree.fromstring(etree.tostring(self.document))
+        live.set("id", "7")
+        document = etree.tostring(live, encoding="unicode")
+        failure = next(
+            (failed for name in ("prepare", "start") if (failed := self._run(name, document))),
+            self.qemu_fails and error(libvirt.VIR_ERR_INTERNAL_ERROR, self.qemu_fails),
+        )
+        if failure:
+            for name in ("stopped", "release"):
+                self._run(name, document)
+            raise failure
+        self.active = True
+        self.started_paused = flags == libvirt.VIR_DOMAIN_START_PAUSED
+        return 0
+
+    def _run(self, operation: str, document: str) -> libvirt.libvirtError | None:
+        if self.hook is None:
+            return None
+        self.hooks.append(operation)
+        done = self.hook(operation, document)
+        if not done.status:
+            return None
+        return error(
+            libvirt.VIR_ERR_HOOK_SCRIPT_FAILED,
+            "Hook script execution failed: internal error: Child process (LC_ALL=C PATH=/usr/bin "
+            f"HOME=/root /etc/libvirt/hooks/qemu {self.name()} {operation} begin -) unexpected "
+            f"exit status {done.status}: {done.stderr}",
+        )
+
     def attachDeviceFlags(self, text: str, flags: int) -> int:  # noqa: N802
         self._write("attachDeviceFlags", flags)
-        self.document.find("devices").append(etree.fromstring(text))  # type: ignore[union-attr]
+        device = etree.fromstring(text)
+        devices = self.document.find("devices")
+        assert devices is not None
+        if any(source(device) == source(other) for other in devices.findall("hostdev")):
+            raise error(libvirt.VIR_ERR_OPERATION_INVALID, "device is already in the domain")
+        alias = device.find("alias")
+        if alias is not None and not alias.get("name", "").startswith("ua-"):
+            device.remove(alias)
+        devices.append(device)
         return 0
 
     def detachDeviceFlags(self, text: str, flags: int) -> int:  # noqa: N802
         self._write("detachDeviceFlags", flags)
-        alias = etree.fromstring(text).find("alias").get("name")  # type: ignore[union-attr]
+        wanted = source(etree.fromstring(text))
         devices = self.document.find("devices")
         assert devices is not None
         for hostdev in devices.findall("hostdev"):
-            if hostdev.find("alias").get("name") == alias:  # type: ignore[union-attr]
+            if source(hostdev) == wanted:
                 devices.remove(hostdev)
-        return 0
+                return 0
+        raise error(libvirt.VIR_ERR_DEVICE_MISSING, "host device not found")
 
     def _write(self, call: str, flags: int) -> None:
         assert flags == libvirt.VIR_DOMAIN_AFFECT_CONFIG

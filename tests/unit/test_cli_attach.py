@@ -13,6 +13,7 @@ from tests.unit.fake_libvirt import Connection, Domain, error
 from tests.unit.golden import check
 from tests.unit.host import WEB1, WEB2, domain_xml, web1, web2
 from vgpu_libvirt.cli.main import main
+from vgpu_libvirt.devices import catalogue
 from vgpu_libvirt.domain.model import Request
 from vgpu_libvirt.domain.read import parse_domain
 
@@ -86,7 +87,7 @@ def test_attach(desk: Desk, name: str, profile: str) -> None:
     assert domain.writes == ["setMetadata", "attachDeviceFlags"]
     assert said == (
         f"'ua-vgpu0' of domain 'web1' ({WEB1}) is at 0000:3d:00.4 of GPU 0000:3d:00.0, and gets "
-        "NVIDIA L40S-8Q when the domain starts.\n"
+        "NVIDIA L40S-8Q when the domain starts. Why there: only GPU 0000:3d:00.0 can take it now.\n"
     )
 
 
@@ -123,6 +124,92 @@ def test_a_pin_is_written_down(desk: Desk) -> None:
     desk.do("attach", "web1", "--profile", "1152", "--gpu", "0000:5E:00.0", "--alias", "ua-x")
     assert str(requests(domain)[0].gpu) == "0000:5e:00.0"
     assert hostdevs(domain) == {"ua-x": "0000:5e:00.4"}
+
+
+def test_all_wishes_are_written_down_and_kept(desk: Desk) -> None:
+    desk.host.gpu("0000:5e:00.0", node=1)
+    pinned = "<numatune><memory mode='strict' nodeset='1'/></numatune>"
+    domain = desk.define(domain_xml(number=None, extra=pinned))
+    arguments = ("attach", "web1", "--profile", "1152")
+    desk.do(*arguments)
+    desk.do(*arguments, "--apart", "--placement", "pack", "--numa", "ignore")
+    first, second = requests(domain)
+    assert (first, second) == (
+        ASKED,
+        Request("ua-vgpu1", "NVIDIA L40S-8Q", placement="pack", numa="ignore", apart="gpu"),
+    )
+    assert hostdevs(domain) == {"ua-vgpu0": "0000:5e:00.4", "ua-vgpu1": "0000:3d:00.4"}
+    reason = desk.refused(*arguments, "--together", "--numa", "require")
+    assert (
+        "0000:3d:00.0 is on NUMA node 0, and the domain lives on 1; 0000:5e:00.0 is not that"
+        in reason
+    )
+
+
+def test_pinned_vcpus_count_as_nodes(desk: Desk) -> None:
+    desk.host.gpu("0000:5e:00.0", node=1)
+    domain = desk.define(PLAIN.replace("<devices>", "<vcpu cpuset='4-5'>2</vcpu><devices>"))
+    arguments = ("attach", "web1", "--profile", "1152")
+    assert "can't be read" in desk.refused(*arguments, "--numa", "require")
+    for node, cpus in ((0, "0-3"), (1, "4-7")):
+        desk.host.write(desk.host.sysfs / f"devices/system/node/node{node}/cpulist", cpus + "\n")
+    desk.do(*arguments)
+    assert hostdevs(domain) == {"ua-vgpu0": "0000:5e:00.4"}
+    desk.host.write(desk.host.sysfs / "devices/system/node/node0/cpulist", "odd\n")
+    assert "can't be understood: 'odd" in desk.refused(*arguments, "--numa", "require")
+
+
+def test_two_vgpus_of_a_domain_share_the_room(desk: Desk) -> None:
+    desk.host.gpu("0000:5e:00.0")
+    domain = desk.define()
+    for _ in range(2):
+        desk.do("attach", "web1", "--profile", "L40S-48Q", "--placement", "pack")
+    assert hostdevs(domain) == {"ua-vgpu0": desk.vfs[0], "ua-vgpu1": "0000:5e:00.4"}
+    reason = desk.refused("attach", "web1", "--profile", "L40S-48Q")
+    assert "0000:3d:00.0 has no room for it (1 VF for the domain's other vGPUs)" in reason
+
+
+def test_a_profile_that_a_full_gpu_lists_no_more_is_still_known(desk: Desk) -> None:
+    desk.define()
+    assert desk.host.hook("prepare", web2(desk.vfs[0], "L40S-48Q")).status == 0
+    for vf in desk.vfs:
+        desk.host.set_list(vf, "")
+    reason = desk.refused("attach", "web1", "--profile", "L40S-8Q")
+    assert "no device for L40S-8Q: 0000:3d:00.0 is full (owners web2)" in reason
+    (desk.host.state / "catalogue.json").unlink()
+    reason = desk.refused("attach", "web1", "--profile", "L40S-8Q")
+    assert "'L40S-8Q' is unknown, or doesn't fit now: the host offers NVIDIA L40S-48Q" in reason
+
+
+def test_attach_learns_what_an_idle_host_has(desk: Desk) -> None:
+    desk.define()
+    desk.do("attach", "web1", "--profile", "1152")
+    assert catalogue.read(desk.host.paths.state).complete == {"L40S"}
+    assert desk.host.hook("prepare", web2(desk.vfs[0], "L40S-48Q")).status == 0
+    for vf in desk.vfs:
+        desk.host.set_list(vf, "")
+    reason = desk.refused("attach", "web1", "--profile", "A40-8Q")
+    assert "profile 'A40-8Q' is unknown on this host, which has NVIDIA L40S-1B (1145)" in reason
+
+
+def test_who_can_not_write_the_catalogue_can_attach(desk: Desk) -> None:
+    domain = desk.define()
+    desk.host.write(desk.host.state / "lock/in-the-way", "")
+    desk.do("attach", "web1", "--profile", "1152")
+    assert hostdevs(domain) == {"ua-vgpu0": desk.vfs[0]}
+    assert not (desk.host.state / "catalogue.json").exists()
+
+
+@pytest.mark.parametrize("target", ["0000:3d:00.4", "0000:3d:00.0"])
+def test_nothing_goes_to_what_is_cordoned(desk: Desk, target: str) -> None:
+    domain = desk.define()
+    desk.do("cordon", target)
+    arguments = ("attach", "web1", "--profile", "1152")
+    if target.endswith(".0"):
+        assert "0000:3d:00.0 is cordoned;" in desk.refused(*arguments)
+    else:
+        desk.do(*arguments)
+        assert hostdevs(domain) == {"ua-vgpu0": desk.vfs[1]}
 
 
 def test_a_device_that_no_other_definition_points_at_comes_first(desk: Desk) -> None:

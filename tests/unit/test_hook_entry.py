@@ -367,6 +367,7 @@ def test_a_bystander_without_a_pci_hostdev_is_let_go_at_once(
         "vgpu_libvirt.domain.read",
         "vgpu_libvirt.errors",
         "vgpu_libvirt.hook",
+        "vgpu_libvirt.sets",
     }
 
 

@@ -10,11 +10,14 @@ import pytest
 
 from tests.unit.host import BOOT, LIBVIRTD, WEB1, WEB2, domain_xml, web1, web2
 from vgpu_libvirt import fs
+from vgpu_libvirt.claims import inventory
 from vgpu_libvirt.claims.model import Phase, Process
 from vgpu_libvirt.lifecycle.release import give_back
 
 if TYPE_CHECKING:
     from tests.unit.host import Host
+    from vgpu_libvirt.claims.inventory import LiveDomains
+    from vgpu_libvirt.config import Paths
 
 
 def start(host: Host, vf: str, pid: int = 4001) -> str:
@@ -235,6 +238,29 @@ def test_an_orphaned_release_proves_nothing(host: Host) -> None:
     assert host.hook("release", xml, parent=LIBVIRTD).status == 0
     claim = host.claim(vf)
     assert claim is not None
+    assert host.type_of(vf) == "1152"
+
+
+@pytest.mark.promise(1)
+def test_a_daemon_that_dies_while_an_orphan_looks_around_may_have_left_a_qemu(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vf = host.gpu()[0]
+    xml = web1(vf)
+    host.process(900, "libvirtd", start=5000)
+    assert host.hook("prepare", xml, parent=900).status == 0
+    look = inventory.live_domains
+
+    def look_just_before_qemu(paths: Paths) -> LiveDomains:
+        seen = look(paths)
+        host.run_domain("web1", WEB1, 4001, xml)  # it hasn't opened its device yet
+        host.end(900)
+        return seen
+
+    monkeypatch.setattr(inventory, "live_domains", look_just_before_qemu)
+    host.end(LIBVIRTD)
+    host.process(LIBVIRTD, "sh", start=6000)
+    assert host.hook("release", xml, parent=LIBVIRTD).status == 0
     assert host.type_of(vf) == "1152"
 
 

@@ -415,6 +415,14 @@ ROWS = [
         libvirt=ASKED_BEFORE,
     ),
     Row(
+        "nor one that is yet to come",
+        STARTING._replace(phase=Phase.RESERVED, daemon=None, since_boot=590.0),
+        UNKNOWN,
+        "the daemon that started it isn't known",
+        seen={"daemon": None},
+        libvirt=INACTIVE,
+    ),
+    Row(
         "and it outweighs no other witness",
         STARTED,
         ALIVE,

@@ -5,25 +5,33 @@ A GPU is written as its bus, what the driver lists for its free devices, and its
 
     .        free                           +        free, but another definition points at it
     web1=8Q  web1's, programmed             web1~8Q  web1's, claimed but not programmed yet
-    8Q       programmed, claimed by nobody  !        without a type, but somebody has it open
-    ?        unreadable                     x        with an unreadable claim
+    web1%8Q  a dead owner's: a start would clear it, and then could have it
+    8Q       programmed, claimed by nobody  %8Q      the same, where [policy] foreign is "reset"
+    ?        unreadable                     !        without a type, but somebody has it open
+    x        with an unreadable claim       #        free, but cordoned
+
+`3d@1` is a GPU on NUMA node 1, `3d#` a cordoned one.
 """
 
 from __future__ import annotations
 
+import random
 import re
-from typing import NamedTuple
+import time
 
 import pytest
 
 from vgpu_libvirt import placement
 from vgpu_libvirt.address import PciAddress
-from vgpu_libvirt.capacity import Host, bound, host, startable, use_of
+from vgpu_libvirt.capacity import Host, bound, cleared, host, startable, use_of
 from vgpu_libvirt.claims.model import Claim, Namespaces, Phase
 from vgpu_libvirt.claims.store import Claims
+from vgpu_libvirt.devices.catalogue import Catalogue
 from vgpu_libvirt.devices.model import Device, Gpu, Inventory, Profile
 from vgpu_libvirt.domain.model import Request
 from vgpu_libvirt.errors import RequestError
+from vgpu_libvirt.placement import Company, Placed
+from vgpu_libvirt.together import Choice, Wish, place
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 48)
 ALL = " ".join(f"{size}Q" for size in SIZES)
@@ -44,22 +52,26 @@ def claim(device: Device, owner: str, what: Profile) -> Claim:
     )  # fmt: skip
 
 
-def build(*gpus: str, card: str = CARD) -> Host:
-    """A host of GPUs written as `3d: ALL: . . .`."""
+def build(*gpus: str, card: str = CARD, remembered: str = "") -> Host:
+    """A host of GPUs written as `3d: ALL: . . .`, and the profiles in its catalogue."""
     made: list[Gpu] = []
     claims: dict[str, Claim] = {}
     unreadable: dict[str, str] = {}
     busy: set[str] = set()
     pointed: set[str] = set()
+    cordoned: set[str] = set()
+    dirty: set[str] = set()
     for text in gpus:
-        bus, lists, tokens = (part.strip() for part in text.split(":"))
+        name, lists, tokens = (part.strip() for part in text.split(":"))
+        bus, node = re.match(r"(\w+)#?(?:@(\d))?$", name).groups()  # type: ignore[union-attr]
         pf = PciAddress(0, int(bus, 16), 0, 0)
+        cordoned |= {str(pf)} if "#" in name else set()
         listed = tuple(profile(name, card) for name in lists.replace("ALL", ALL).split())
         devices = []
         for number, token in enumerate(tokens.split(), 4):
             address = PciAddress(0, pf.bus, number // 8, number % 8)
-            owner, mark, name = re.match(r"(?:(\w+)([=~]))?(\S+)$", token).groups()  # type: ignore[union-attr]
-            free = mark == "~" or name in {".", "+", "!", "x"}
+            owner, mark, name = re.match(r"(?:(\w*)([=~%]))?(\S+)$", token).groups()  # type: ignore[union-attr]
+            free = mark == "~" or name in {".", "+", "!", "x", "#"}
             device = Device(
                 address,
                 pf,
@@ -74,111 +86,284 @@ def build(*gpus: str, card: str = CARD) -> Host:
                 unreadable[device.name] = "not valid JSON"
             busy |= {device.name} if name == "!" else set()
             pointed |= {device.name} if name == "+" else set()
-        made.append(Gpu(pf, "vendor-vfio", None, tuple(devices)))
-    found = Claims(claims, unreadable, ())
-    return host(Inventory(tuple(made)), found, frozenset(busy), frozenset(pointed))
+            cordoned |= {device.name} if name == "#" else set()
+            dirty |= {device.name} if mark == "%" else set()
+        made.append(Gpu(pf, "vendor-vfio", int(node) if node else None, tuple(devices)))
+    there = host(
+        Inventory(tuple(made)),
+        Claims(claims, unreadable, ()),
+        frozenset(busy),
+        frozenset(pointed),
+        Catalogue((*map(profile, remembered.split()),), frozenset({card} if remembered else ())),
+        frozenset(cordoned),
+    )
+    return there._replace(dirty=frozenset(dirty))
 
 
 def short(address: PciAddress) -> str:
     return f"{address.bus:x}:{address.slot:x}.{address.function}"
 
 
-class Case(NamedTuple):
-    says: str
-    gpus: tuple[str, ...]
-    devices: str  # that are found, best first
-    wants: str = "8Q"
-    policy: str = "spread"
-    request: Request = Request("ua-vgpu0", "")
+def wishes(text: str) -> list[Wish]:
+    """`8Q pack, 4Q apart`: the vGPUs a, b, ... of a domain."""
+    found = []
+    for number, words in enumerate(text.split(", ")):
+        size, *rest = words.split()
+        said: dict[str, object] = {}
+        for word in rest:
+            key, _, value = word.partition("=")
+            if key == "gpu":
+                said[key] = PciAddress(0, int(value, 16), 0, 0)
+            elif key in {"spread", "pack"}:
+                said["placement"] = key
+            elif key in {"prefer", "require", "ignore"}:
+                said["numa"] = key
+            else:
+                said[key] = "gpu"
+        request = Request(f"ua-{'abcdefghij'[number]}", "", **said)  # type: ignore[arg-type]
+        found.append(Wish(request, profile(size)))
+    return found
 
 
-CHOICES = [
-    Case("by address where nothing else speaks", ("3d: ALL: . . .",), "3d:0.4 3d:0.5 3d:0.6"),
-    Case(
-        "never one that is claimed, has a type, is open, or can't be read",
-        ("3d: 8Q: web1=8Q web2~8Q 8Q ! ? x .",),
-        "3d:1.2",
-    ),
-    Case("only where the driver lists it", ("3d: 4Q: . .", "5e: 8Q: . ."), "5e:0.4 5e:0.5"),
-    Case("spread: the emptier GPU first", ("3d: 8Q: web1=8Q .", "5e: ALL: ."), "5e:0.4 3d:0.5"),
-    Case(
-        "pack: the fuller GPU first",
-        ("3d: ALL: .", "5e: 8Q: web1=8Q ."),
-        "5e:0.5 3d:0.4",
-        policy="pack",
-    ),
-    Case(
-        "the request's own policy goes first",
-        ("3d: ALL: .", "5e: 8Q: web1=8Q ."),
-        "5e:0.5 3d:0.4",
-        request=Request("ua-vgpu0", "", placement="pack"),
-    ),
-    Case(
-        "full is told by framebuffer, not by the number of vGPUs",
-        ("3d: 8Q: web1=8Q web2=8Q .", "5e: 8Q 24Q: web3=24Q ."),
-        "3d:0.6 5e:0.5",
-    ),
-    Case(
-        "what is claimed counts before it is programmed",
-        ("3d: ALL: web1~8Q .", "5e: ALL: ."),
-        "5e:0.4 3d:0.5",
-    ),
-    Case(
-        "a device of one's own, if there is one",
-        ("3d: ALL: + .", "5e: ALL: +"),
-        "3d:0.5 3d:0.4 5e:0.4",
-    ),
-    Case(
-        "pack, but not more than will fit beside what others will start",
-        ("3d: ALL: + .", "5e: ALL: . ."),
-        "5e:0.4 5e:0.5 3d:0.5 3d:0.4",
-        wants="48Q",
-        policy="pack",
-    ),
-    Case(
-        "spread counts what others will start",
-        ("3d: ALL: + .", "5e: ALL: ."),
-        "5e:0.4 3d:0.5 3d:0.4",
-    ),
-    Case(
-        "a pinned GPU is the only one",
-        ("3d: ALL: .", "5e: ALL: ."),
-        "5e:0.4",
-        request=Request("ua-vgpu0", "", gpu=PciAddress(0, 0x5E, 0, 0)),
-    ),
-]
+def nodes_of(text: str) -> frozenset[int]:
+    return frozenset(map(int, text.split()))
 
 
-@pytest.mark.parametrize("case", CHOICES, ids=lambda case: case.says)
-def test_choice(case: Case) -> None:
-    found = placement.rank(profile(case.wants), case.request, case.policy, build(*case.gpus))
-    assert " ".join(short(device.address) for device in found.devices) == case.devices
+def addresses(choices: tuple[Choice, ...]) -> str:
+    return " ".join(short(choice.device.address) for choice in choices)
 
 
-REASONS = [
-    (
-        ("3d: 4Q: web1=4Q web2=4Q .", "5e: : web3=48Q ."),
-        "0000:3d:00.0 runs 4 GB profiles (owners web1, web2); 0000:5e:00.0 is full (owners web3)",
-    ),
-    (("3d: 4Q 6Q: web1=24Q .",), "0000:3d:00.0 has no room for it (owners web1)"),
-    (
-        ("3d: ALL: web1=8Q 8Q 8Q ! ? x",),
-        "0000:3d:00.0 has no free VF (owners web1; 2 VFs with a type that nobody claimed; 1 VF "
-        "taken without a type; 2 VFs that can't be read)",
-    ),
-    (("3d: : . .",), "0000:3d:00.0 offers nothing, although nothing runs there"),
-    (("3d: 4Q: . .",), "0000:3d:00.0 doesn't offer it"),
-    ((), "this host has no GPU with VFs that can become vGPUs; enable its VFs"),
-]
+# Host; the domain's wishes; [policy] placement; the domain's NUMA nodes; the devices, in the order
+# of the wishes, or the sentence: "-" stands for "no device for L40S", and its end is left out.
+TABLE = {
+    # --- what can be given at all
+    "the first by address": ("3d: ALL: . . .", "8Q", "spread", "", "3d:0.4"),
+    "the only one nobody has": ("3d: 8Q: web1=8Q web2~8Q 8Q ! ? x .", "8Q", "spread", "", "3d:1.2"),
+    "only where it is listed": ("3d: 4Q: . . / 5e: 8Q: . .", "8Q", "spread", "", "5e:0.4"),
+    "no GPU": ("", "8Q", "spread", "",
+        "-8Q: this host has no GPU with VFs that can become vGPUs; enable its VFs"),
+    "not offered": ("3d: 4Q: . .", "8Q", "spread", "", "-8Q: 0000:3d:00.0 doesn't offer it"),
+    "nothing offered": ("3d: : . .", "8Q", "spread", "",
+        "-8Q: 0000:3d:00.0 offers nothing, although nothing runs there"),
+    "another size runs, or it is full": (
+        "3d: 4Q: web1=4Q web2=4Q . / 5e: : web3=48Q .", "8Q", "spread", "",
+        "-8Q: 0000:3d:00.0 runs 4 GB profiles (owners web1, web2); "
+        "0000:5e:00.0 is full (owners web3)"),
+    "no room": ("3d: 4Q 6Q: web1=24Q .", "8Q", "spread", "",
+        "-8Q: 0000:3d:00.0 has no room for it (owners web1)"),
+    "no free VF": ("3d: ALL: web1=8Q 8Q 8Q ! ? x", "8Q", "spread", "",
+        "-8Q: 0000:3d:00.0 has no free VF (owners web1; 2 VFs with a type that nobody claimed; "
+        "1 VF taken without a type; 2 VFs that can't be read)"),
+    # --- what is claimed, but no list knows yet
+    "a claim of the same size leaves room": ("3d: ALL: web1~24Q .", "24Q", "spread", "", "3d:0.5"),
+    "claims that take all room": ("3d: ALL: web1~24Q web2~24Q .", "24Q", "spread", "",
+        "-24Q: 0000:3d:00.0 has no room for it (owners web1, web2)"),
+    "a claim of another size": ("3d: ALL: web1~24Q .", "8Q", "spread", "",
+        "-8Q: 0000:3d:00.0 will run 24 GB profiles (owners web1)"),
+    "unless the GPU shows that it takes several": (
+        "3d: 4Q 8Q: web1=4Q web2~4Q .", "8Q", "spread", "", "3d:0.6"),
+    # --- spread
+    "spread: the emptier GPU": ("3d: 8Q: web1=8Q . / 5e: ALL: .", "8Q", "spread", "", "5e:0.4"),
+    "spread: by framebuffer, not by number": (
+        "3d: 8Q: web1=8Q web2=8Q . / 5e: 8Q 24Q: web3=24Q .", "8Q", "spread", "", "3d:0.6"),
+    "spread: claims count": ("3d: ALL: web1~8Q . / 5e: ALL: .", "8Q", "spread", "", "5e:0.4"),
+    "spread: foreign types count": ("3d: ALL: 8Q . / 5e: ALL: .", "8Q", "spread", "", "5e:0.4"),
+    "spread: what others will start counts": (
+        "3d: ALL: + . / 5e: ALL: .", "8Q", "spread", "", "5e:0.4"),
+    "spread: equals by address": ("3d: ALL: . / 5e: ALL: .", "8Q", "spread", "", "3d:0.4"),
+    "spread: the smaller share of three": (
+        "3d: 8Q: web1=8Q web2=8Q . / 5e: 8Q: web3=8Q . / 8a: 24Q 8Q: web4=24Q .", "8Q", "spread",
+        "", "5e:0.5"),
+    # --- pack
+    "pack: the fuller GPU": (
+        "3d: 8Q: web1=8Q . / 5e: 8Q: web2=8Q web3=8Q .", "8Q", "pack", "", "5e:0.6"),
+    "pack: no idle GPU is opened": ("3d: ALL: . / 5e: 8Q: web1=8Q .", "8Q", "pack", "", "5e:0.5"),
+    "pack: this size before a fuller GPU of another": (
+        "3d: 8Q 24Q: web1=24Q . / 5e: 8Q: web2=8Q .", "8Q", "pack", "", "5e:0.5"),
+    "pack: a claim of this size counts": (
+        "3d: ALL: . / 5e: ALL: web1~8Q .", "8Q", "pack", "", "5e:0.5"),
+    "pack: but no more than will fit beside what others start": (
+        "3d: ALL: + . / 5e: ALL: . .", "48Q", "pack", "", "5e:0.4"),
+    "pack: an idle GPU if it must be": (
+        "3d: 4Q: web1=4Q . / 5e: ALL: .", "8Q", "pack", "", "5e:0.4"),
+    "pack: equals by address": ("3d: ALL: . / 5e: ALL: .", "8Q", "pack", "", "3d:0.4"),
+    "the request's pack over the host's spread": (
+        "3d: ALL: . / 5e: 8Q: web1=8Q .", "8Q pack", "spread", "", "5e:0.5"),
+    "the request's spread over the host's pack": (
+        "3d: ALL: . / 5e: 8Q: web1=8Q .", "8Q spread", "pack", "", "3d:0.4"),
+    # --- a GPU that was asked for
+    "a pin": ("3d: ALL: . / 5e: ALL: .", "8Q gpu=5e", "spread", "", "5e:0.4"),
+    "a pin to the fuller GPU": (
+        "3d: ALL: . / 5e: 8Q: web1=8Q .", "8Q gpu=5e", "spread", "", "5e:0.5"),
+    "a pin to a full GPU": ("3d: ALL: . / 5e: : web1=48Q .", "8Q gpu=5e", "spread", "",
+        "-8Q: 0000:5e:00.0 is full (owners web1)"),
+    "a pin to no GPU": ("3d: ALL: .", "8Q gpu=99", "spread", "",
+        "-8Q: GPU 0000:99:00.0 is not on this host, has no VFs, or is excluded by [policy]; the "
+        "GPUs with VFs are 0000:3d:00.0"),
+    # --- devices of other definitions
+    "one that no other definition points at": ("3d: ALL: + .", "8Q", "spread", "", "3d:0.5"),
+    "even on a fuller GPU": (
+        "3d: ALL: + / 5e: 8Q: web1=8Q .", "8Q", "spread", "", "5e:0.5"),
+    "one that another points at, last": ("3d: ALL: + +", "8Q", "spread", "", "3d:0.4"),
+    # --- devices that a start clears first
+    "clean before dirty": ("3d: 8Q: web1%8Q .", "8Q", "spread", "", "3d:0.5"),
+    "clean on a fuller GPU before dirty": (
+        "3d: 8Q: web1=8Q web2=8Q . / 5e: : web3%48Q", "8Q", "spread", "", "3d:0.6"),
+    "a dead owner's": ("3d: : web1%48Q .", "48Q", "spread", "", "3d:0.4"),
+    "a dead owner's, in another size": (
+        "3d: : web1%48Q / 5e: ALL: !", "8Q", "spread", "", "3d:0.4"),
+    "beside others only in their size": ("3d: 8Q: web1=8Q web2%8Q", "24Q", "spread", "",
+        "-24Q: 0000:3d:00.0 has no free VF (owners web1, web2)"),
+    "beside others in their size": ("3d: 8Q: web1=8Q web2%8Q", "8Q", "spread", "", "3d:0.5"),
+    "clearing one of two makes no room for all": ("3d: : web1%24Q web2%24Q", "48Q", "spread", "",
+        "-48Q: 0000:3d:00.0 has no free VF (owners web1, web2)"),
+    "a foreign type that may be reset": ("3d: 8Q: %8Q !", "8Q", "spread", "", "3d:0.4"),
+    "a foreign type that may not": ("3d: 8Q: 8Q", "8Q", "spread", "",
+        "-8Q: 0000:3d:00.0 has no free VF (1 VF with a type that nobody claimed)"),
+    # --- cordons
+    "not on a cordoned device": ("3d: ALL: # .", "8Q", "spread", "", "3d:0.5"),
+    "not on a cordoned GPU": ("3d#: ALL: . / 5e: 8Q: web1=8Q .", "8Q", "spread", "", "5e:0.5"),
+    "a cordoned GPU": ("3d#: ALL: web1=8Q .", "8Q", "spread", "",
+        "-8Q: 0000:3d:00.0 is cordoned (owners web1)"),
+    "cordoned devices": ("3d: ALL: # # web1=8Q", "8Q", "spread", "",
+        "-8Q: 0000:3d:00.0 has no free VF (owners web1; 2 VFs cordoned)"),
+    "a pin to a cordoned GPU": ("3d#: ALL: . / 5e: ALL: .", "8Q gpu=3d", "spread", "",
+        "-8Q: 0000:3d:00.0 is cordoned"),
+    "a dirty device of a cordoned GPU": ("3d#: : web1%8Q", "8Q", "spread", "",
+        "-8Q: 0000:3d:00.0 is cordoned (owners web1)"),
+    # --- NUMA
+    "the domain's node": ("3d@0: ALL: . / 5e@1: ALL: .", "8Q", "spread", "1", "5e:0.4"),
+    "the domain's node, though fuller": (
+        "3d@0: ALL: . / 5e@1: 8Q: web1=8Q .", "8Q", "spread", "1", "5e:0.5"),
+    "another node if it must be": (
+        "3d@0: ALL: . / 5e@1: : web1=48Q .", "8Q prefer", "spread", "1", "3d:0.4"),
+    "a node, not another's device": ("3d@0: ALL: . / 5e@1: ALL: +", "8Q", "spread", "1", "3d:0.4"),
+    "ignored": ("3d@0: ALL: . / 5e@1: ALL: .", "8Q ignore", "spread", "1", "3d:0.4"),
+    "either of two nodes": ("3d@0: ALL: . / 5e@1: ALL: .", "8Q require", "spread", "0 1", "3d:0.4"),
+    "a GPU that tells no node is on node 0": (
+        "3d: ALL: . / 5e@1: ALL: .", "8Q require", "spread", "0", "3d:0.4"),
+    "required": ("3d@0: ALL: . / 5e@1: : web1=48Q .", "8Q require", "spread", "1",
+        "-8Q: 0000:3d:00.0 is on NUMA node 0, and the domain lives on 1; 0000:5e:00.0 is full "
+        "(owners web1)"),
+    "required, of nothing": ("3d@0: ALL: .", "8Q require", "spread", "",
+        "'ua-a' has numa='require', but its domain has neither <numatune> nor pinned vcpus to "
+        "require anything of; add one, or remove numa"),
+    # --- several vGPUs of a domain
+    "each its own device": ("3d: ALL: . . .", "8Q, 8Q", "spread", "", "3d:0.4 3d:0.5"),
+    "spread over GPUs": ("3d: ALL: . . / 5e: ALL: . .", "8Q, 8Q", "spread", "", "3d:0.4 5e:0.4"),
+    "packed on one": ("3d: ALL: . . / 5e: ALL: . .", "8Q, 8Q", "pack", "", "3d:0.4 3d:0.5"),
+    "over GPUs if one has no room for both": (
+        "3d: 24Q: web1=24Q . . / 5e: 24Q: web2=24Q . .", "24Q, 24Q", "pack", "", "3d:0.5 5e:0.5"),
+    "two sizes on two GPUs": ("3d: ALL: . . / 5e: ALL: . .", "8Q, 4Q", "pack", "", "3d:0.4 5e:0.4"),
+    "two sizes on one GPU": ("3d: ALL: . .", "8Q, 4Q", "spread", "",
+        "-4Q ('ua-b') beside 'ua-a' at 0000:3d:00.4, and no other way to place them all: "
+        "0000:3d:00.0 will run 8 GB profiles (1 VF for the domain's other vGPUs)"),
+    "all or none": ("3d: ALL: .", "8Q, 8Q", "spread", "",
+        "-8Q ('ua-b') beside 'ua-a' at 0000:3d:00.4, and no other way to place them all: "
+        "0000:3d:00.0 has no free VF (1 VF for the domain's other vGPUs)"),
+    "one that can't be placed at all is told alone": ("3d: 8Q: . .", "8Q, 4Q", "spread", "",
+        "-4Q: 0000:3d:00.0 doesn't offer it"),
+    "the first makes way for the second": (
+        "3d: 8Q 24Q: . / 5e: 8Q: .", "8Q, 24Q", "spread", "", "5e:0.4 3d:0.4"),
+    "and for one that is pinned": (
+        "3d: ALL: . / 5e: ALL: .", "8Q, 8Q gpu=3d", "spread", "", "5e:0.4 3d:0.4"),
+    "a third try": ("3d: 8Q: . / 5e: 8Q 4Q: . / 8a: 8Q 4Q 2Q: .", "8Q, 4Q, 2Q", "spread", "",
+        "3d:0.4 5e:0.4 8a:0.4"),
+    "apart": ("3d: ALL: . . / 5e: ALL: . .", "8Q, 8Q apart", "pack", "", "5e:0.4 3d:0.4"),
+    "apart, with one GPU": ("3d: ALL: . .", "8Q, 8Q apart", "spread", "",
+        "-8Q ('ua-a') beside 'ua-b' at 0000:3d:00.4, and no other way to place them all: "
+        "0000:3d:00.0 has 'ua-b', from which 'ua-a' must be apart"),
+    "together": ("3d: ALL: . . / 5e: ALL: . .", "8Q, 8Q together", "spread", "", "3d:0.5 3d:0.4"),
+    "together where both fit": (
+        "3d: 24Q: web1=24Q . . / 5e: ALL: . .", "24Q together, 24Q", "pack", "", "5e:0.4 5e:0.5"),
+    "together, with no room": ("3d: 24Q: web1=24Q . . / 5e: 24Q: web2=24Q . .",
+        "24Q together, 24Q", "spread", "",
+        "-24Q ('ua-b') beside 'ua-a' at 0000:3d:00.5, and no other way to place them all: "
+        "0000:3d:00.0 has no room for it (owners web1; 1 VF for the domain's other vGPUs); "
+        "0000:5e:00.0 is not that of 'ua-a', to which 'ua-b' belongs"),
+    "apart and together": ("3d: ALL: . . / 5e: ALL: . .", "8Q apart, 8Q together", "spread", "",
+        "-8Q ('ua-b') beside 'ua-a' at 0000:3d:00.4, and no other way to place them all: "
+        "0000:3d:00.0 has 'ua-a', from which 'ua-b' must be apart; 0000:5e:00.0 is not that of "
+        "'ua-a', to which 'ua-b' belongs"),
+    "two dirty devices": ("3d: : web1%24Q web2%24Q", "24Q, 24Q", "spread", "", "3d:0.4 3d:0.5"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("gpus", "reasons"), REASONS)
-def test_reasons(gpus: tuple[str, ...], reasons: str) -> None:
+@pytest.mark.parametrize(
+    ("gpus", "wants", "policy", "nodes", "result"), list(TABLE.values()), ids=list(TABLE)
+)
+def test_table(gpus: str, wants: str, policy: str, nodes: str, result: str) -> None:
+    there = build(*filter(None, gpus.split(" / ")))
+    company = Company(nodes_of(nodes))
+    if " " not in result.replace(" 3d", "").replace(" 5e", "").replace(" 8a", ""):
+        assert addresses(place(wishes(wants), policy, there, company)) == result
+        return
     with pytest.raises(RequestError) as error:
-        placement.choose(profile("8Q"), Request("ua-vgpu0", ""), "spread", build(*gpus))
-    assert str(error.value) == (
-        f"no device for L40S-8Q: {reasons}; 'virt-vgpu profiles' shows what could be started now"
-    )
+        place(wishes(wants), policy, there, company)
+    start, end = "no device for L40S-", "; 'virt-vgpu profiles' shows what could be started now"
+    assert str(error.value) == (start + result[1:] + end if result.startswith("-") else result)
+
+
+def test_the_whole_order() -> None:
+    there = build("3d: 8Q: web1=8Q + .", "5e: ALL: + .", "8a: 8Q: %8Q .")
+    found = placement.rank(profile("8Q"), Request("ua-a", ""), "spread", there)
+    order = "5e:0.5 8a:0.5 3d:0.6 8a:0.4 5e:0.4 3d:0.5"
+    assert " ".join(short(device.address) for device in found.devices) == order
+
+
+@pytest.mark.parametrize(
+    ("gpus", "wants", "nodes", "why"),
+    [
+        ("3d: ALL: . .", "8Q", "", "only GPU 0000:3d:00.0 can take it now"),
+        ("3d: ALL: . / 5e: ALL: .", "8Q", "", "it is the first of equals"),
+        ("3d: ALL: . / 5e: ALL: .", "8Q gpu=5e", "",
+         "it is on GPU 0000:5e:00.0, which was asked for"),
+        ("3d: 8Q: web1=8Q . / 5e: ALL: .", "8Q", "",
+         "GPU 0000:5e:00.0 has the lowest share of its framebuffer in use (0 %)"),
+        ("3d: 8Q: web1=8Q . / 5e: 8Q: web1=8Q web2=8Q .", "8Q pack", "",
+         "GPU 0000:5e:00.0 has the highest share of its framebuffer in use (33 %)"),
+        ("3d: 8Q: web1=8Q . / 5e: ALL: .", "8Q pack", "",
+         "GPU 0000:3d:00.0 already runs profiles of this size"),
+        ("3d@0: ALL: . / 5e@1: ALL: .", "8Q", "1",
+         "GPU 0000:5e:00.0 is on the domain's NUMA node"),
+        ("3d: ALL: + / 5e: 8Q: web1=8Q .", "8Q", "", "no other definition points at it"),
+        ("3d: 8Q: web1%8Q / 5e: 8Q: web2=8Q .", "8Q", "", "nothing has to be cleared first"),
+        ("3d: ALL: + . / 5e: ALL: . .", "48Q pack", "",
+         "GPU 0000:5e:00.0 has room for it beside the others"),
+        ("3d: 8Q: web1%8Q", "8Q", "",
+         "only GPU 0000:3d:00.0 can take it now; what is on it is cleared first"),
+    ],
+)  # fmt: skip
+def test_why(gpus: str, wants: str, nodes: str, why: str) -> None:
+    (choice,) = place(wishes(wants), "spread", build(*gpus.split(" / ")), Company(nodes_of(nodes)))
+    assert choice.why == why
+
+
+def test_beside_the_vgpus_that_a_domain_has() -> None:
+    there = build("3d: ALL: . . .", "5e: ALL: . .")
+    device = there.inventory.devices[0]
+    has = Company(others=(Placed(Request("ua-x", ""), device, profile("24Q")),))
+    for wants, expected in (
+        ("8Q pack", "5e:0.4"),  # one size per GPU
+        ("24Q pack", "3d:0.5"),
+        ("24Q together", "3d:0.5"),
+        ("24Q apart pack", "5e:0.4"),
+        ("24Q, 24Q, 24Q", "5e:0.4 3d:0.5 5e:0.5"),
+    ):
+        assert addresses(place(wishes(wants), "spread", there, has)) == expected
+    with pytest.raises(RequestError, match=r"0000:5e:00\.0 is not that of 'ua-x', to which 'ua-a'"):
+        place(wishes("8Q together"), "spread", there, has)
+    unknown = Company(others=(Placed(Request("ua-x", "", apart="gpu"), device),))
+    assert addresses(place(wishes("8Q, 8Q"), "spread", there, unknown)) == "5e:0.4 5e:0.5"
+
+
+def test_a_search_without_a_way_ends_soon() -> None:
+    there = build(*(f"{bus:x}: ALL: . . . ." for bus in range(0x30, 0x38)))
+    begin = time.monotonic()
+    with pytest.raises(RequestError, match="no other way to place them all"):
+        place(wishes(", ".join(["48Q"] * 9)), "spread", there)
+    assert time.monotonic() - begin < 10
+    assert len(place(wishes(", ".join(["48Q"] * 8)), "spread", there)) == 8
 
 
 def test_a_pin_to_a_gpu_that_is_not_there() -> None:
@@ -269,3 +454,49 @@ def test_a_short_name_of_two_profiles_is_ambiguous() -> None:
     both = there._replace(profiles=(profile("8Q"), Profile(5, "GRID L40S-8Q")))
     with pytest.raises(RequestError, match=r"ambiguous: it could be GRID L40S-8Q \(5\), NVIDIA"):
         placement.resolve("L40S-8Q", both)
+
+
+def a_way(left: list[Wish], host: Host, company: Company) -> bool:
+    """Whether all that is LEFT can be placed, in whatever order and wherever: tries everything."""
+    for wish in left:
+        rest = [other for other in left if other is not wish]
+        found = placement.rank(wish.profile, wish.request, "spread", host, company)
+        for candidate in found.candidates:
+            placed = Placed(wish.request, candidate.device, wish.profile)
+            there = cleared(host, candidate.device) if candidate.dirty else host
+            there = there._replace(planned={**there.planned, candidate.device.name: wish.profile})
+            beside = company._replace(others=(*company.others, placed))
+            if not rest or a_way(rest, there, beside):
+                return True
+    return not left
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_way_is_found_exactly_where_there_is_one(seed: int) -> None:
+    dice = random.Random(seed)
+    tokens = [".", ".", ".", "+", "#", "8Q", "web1=8Q", "web1~8Q", "web1=24Q", "web2%24Q", "%8Q"]
+    words = ["", "", "apart", "together", "gpu=3d", "require", "pack"]
+    for _ in range(12):
+        gpus = [
+            f"{bus}@{node}: {dice.choice(['ALL', '8Q', '8Q 24Q', '24Q'])}: "
+            + " ".join(dice.choice(tokens) for _ in range(dice.randint(1, 3)))
+            for node, bus in enumerate(("3d", "5e"))
+        ]
+        wants = ", ".join(
+            f"{dice.choice(['8Q', '24Q', '48Q'])} {dice.choice(words)}".strip()
+            for _ in range(dice.randint(1, 3))
+        )
+        there, company, wanted = build(*gpus), Company(frozenset({0})), wishes(wants)
+        try:
+            choices = place(wanted, "spread", there, company)
+        except RequestError:
+            assert not a_way(wanted, there, company), (gpus, wants)
+            continue
+        assert a_way(wanted, there, company)
+        assert len({choice.device.name for choice in choices}) == len(wanted)
+        gpus_used = [choice.device.gpu for choice in choices]
+        for wish, choice in zip(wanted, choices, strict=True):
+            assert there.is_free(choice.device) or there.is_dirty(choice.device)
+            assert wish.request.gpu in (None, choice.device.gpu)
+            assert not (wish.request.apart and gpus_used.count(choice.device.gpu) > 1)
+            assert not (wish.request.together and len(set(gpus_used)) > 1)

@@ -25,6 +25,8 @@ from tests.unit.host import (
     web2,
 )
 from vgpu_libvirt.address import PciAddress
+from vgpu_libvirt.claims import cordons
+from vgpu_libvirt.claims.cordons import Cordon
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -171,6 +173,24 @@ def test_an_excluded_gpu(refused: Refused) -> None:
         "0000:3d:00.0 is excluded by [policy] in the configuration"
         in refused.hook("prepare", web1(FIRST)).stderr
     )
+
+
+@pytest.mark.parametrize("target", ["0000:3d:00.0", FIRST])
+def test_a_cordon(refused: Refused, target: str) -> None:
+    state = refused.host.paths.state
+    cordon = Cordon(PciAddress.parse(target), "root", 1789992000.0, "driver upgrade")
+    cordons.write(state, cordon)
+    of = " of GPU 0000:3d:00.0" if target != FIRST else ""
+    refused.says(
+        f"the hostdev 'ua-vgpu0' of domain 'web1' points at {FIRST}{of}, which is cordoned (by "
+        "root, 2026-09-21: driver upgrade); point it at another VF, or run 'virt-vgpu uncordon "
+        f"{target}'",
+        web1(FIRST),
+    )
+    bystander = domain_xml(hostdevs={"ua-x": FIRST})
+    assert refused.hook("prepare", bystander) == (0, "", ""), "it asked for nothing of ours"
+    cordons.remove(state, cordon.target)
+    assert refused.hook("prepare", web1(FIRST)) == (0, "", "")
 
 
 # --- the request ---
@@ -342,6 +362,12 @@ def test_a_profile_that_no_list_shows_beside_what_runs(refused: Refused) -> None
     assert refused.hook("prepare", web2(SECOND, "L40S-24Q")).status == 0
     for vf in (FIRST, SECOND, "0000:3d:00.6", "0000:3d:00.7"):
         refused.host.set_list(vf, "1155 : NVIDIA L40S-24Q\n")
+    refused.says(
+        f"{FIRST} can't be given NVIDIA L40S-8Q now, since its GPU 0000:3d:00.0 runs web2: NVIDIA "
+        "L40S-24Q; it could be given NVIDIA L40S-24Q (1155) now",
+        web1(FIRST),
+    )
+    (refused.host.state / "catalogue.json").unlink()
     refused.says(
         "profile 'NVIDIA L40S-8Q' is unknown, or doesn't fit now beside what the GPU 0000:3d:00.0 "
         f"of {FIRST} runs web2: NVIDIA L40S-24Q; it could be given NVIDIA L40S-24Q (1155) now",

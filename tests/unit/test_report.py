@@ -232,3 +232,21 @@ def test_web2_is_not_web1(host: Host) -> None:
     host.hook("prepare", web2(second))
     owners = [row.claim and row.claim.domain_uuid for row in see(host).gpus[0].devices]
     assert owners == [WEB1, WEB2, None, None]
+
+
+def test_what_a_start_would_clear_can_be_chosen(host: Host) -> None:
+    dead, alive, foreign, used = host.gpu()
+    run_web1(host, dead)
+    assert host.hook("prepare", web2(alive)).status == 0
+    for vf in (foreign, used):
+        host.set_type(vf, 1152)
+    host.process(5000, opens=(host.nodes(used)[0],))
+    assert look(host.config).host.dirty == frozenset()
+    host.end_domain("web1", 4001)
+    assert look(host.config).host.dirty == {dead}
+    host.set_policy(foreign="reset")
+    assert look(host.config).host.dirty == {dead, foreign}
+    host.set_type(dead, 1150)
+    assert look(host.config).host.dirty == {foreign}, "somebody else wrote there"
+    host.write(host.status_file("web9"), "<domstatus")
+    assert look(host.config).host.dirty == frozenset()

@@ -56,10 +56,11 @@ class Answer(NamedTuple):
         """Whether libvirt says that the owner of CLAIM isn't active, or doesn't know it.
 
         That ends a start: between `prepare` and QEMU it says active, or nothing. It says nothing
-        about a claim that was made after the question.
+        about a claim that was made after the question, or for a start that is yet to come.
         """
         return (
             self.silence is None
+            and claim.phase is not Phase.RESERVED
             and claim.claim_id in self.asked_after
             and claim.domain_uuid not in self.active
         )

@@ -49,6 +49,7 @@ class World(NamedTuple):
     handles: Handles
     listeners: tuple[str, ...] | None  # paths of listening Unix sockets; None: can't be read
     monitors: Mapping[str, frozenset[int]] = MappingProxyType({})  # of those, path -> pids
+    daemons: Mapping[Process, Presence] = MappingProxyType({})  # as they were before all that
 
 
 class Witnesses(NamedTuple):
@@ -62,8 +63,12 @@ class Witnesses(NamedTuple):
     is_anothers_monitor: bool = False  # what listens there is neither its QEMU nor a daemon
 
 
-def look_around(paths: Paths) -> World:
-    """Look at the host anew."""
+def look_around(paths: Paths, daemon: Process | None = None) -> World:
+    """Look at the host anew, and before all else at DAEMON.
+
+    What a daemon that is gone has started shows in what is looked at after it, not before.
+    """
+    daemons = {daemon: processes.presence(paths.proc, daemon)} if daemon else {}
     listeners = _listeners(paths.proc)
     monitors = {path: link for path, link in listeners or () if path.endswith(_MONITOR)}
     seen = handles.scan(paths.proc, frozenset(monitors.values()))
@@ -75,6 +80,7 @@ def look_around(paths: Paths) -> World:
         seen,
         None if listeners is None else tuple(path for path, _ in listeners),
         {path: seen.sockets.get(link, frozenset()) for path, link in monitors.items()},
+        daemons,
     )
 
 
@@ -95,12 +101,18 @@ def look_at(
         unknown.append(f"the pid file {pid_file(paths, claim)} can't be read: {fs.reason(error)}")
     return Witnesses(
         processes.presence(paths.proc, claim.qemu) if claim.qemu else None,
-        processes.presence(paths.proc, claim.daemon) if claim.daemon else None,
+        _daemon(paths, claim, world),
         owner,
         holders,
         tuple(unknown),
         _is_anothers(paths, claim, world),
     )
+
+
+def _daemon(paths: Paths, claim: Claim, world: World) -> Presence | None:
+    if claim.daemon is None:
+        return None
+    return world.daemons.get(claim.daemon) or processes.presence(paths.proc, claim.daemon)
 
 
 def running(paths: Paths, process: Process | None) -> bool:

@@ -13,13 +13,16 @@ import click
 
 from .. import config, libvirt_api, placement
 from ..address import PciAddress
-from ..devices import vendor_vfio
+from ..devices import numa, vendor_vfio
 from ..domain import edit
 from ..domain.model import ALIAS_PREFIX, Request
-from ..domain.read import parse_domain
-from ..errors import AddressError, DomainXmlError, LibvirtError, RequestError
+from ..domain.read import CHOICES, parse_domain
+from ..errors import AddressError, DeviceError, DomainXmlError, LibvirtError, RequestError
+from ..lifecycle import learn
+from ..placement import Company, Placed
 from ..revert import Revert
 from ..survey import look
+from ..together import Wish, place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -58,9 +61,13 @@ dry_run_option = click.option(
 @click.option("--profile", required=True, help="Full name, short name or id of the vGPU's profile.")
 @click.option("--gpu", metavar="ADDRESS", callback=_gpu, help="Take a device of this GPU only.")
 @click.option("--alias", callback=_alias, help="The hostdev's alias.  [default: ua-vgpu0, ...]")
+@click.option("--placement", type=click.Choice(CHOICES["placement"]), help="Instead of [policy]'s.")
+@click.option("--numa", type=click.Choice(CHOICES["numa"]), help="The domain's NUMA nodes.")
+@click.option("--apart", is_flag=True, help="Not on the GPU of the domain's other vGPUs.")
+@click.option("--together", is_flag=True, help="On the GPU of the domain's other vGPUs.")
 @dry_run_option
 def attach(
-    domain: str, profile: str, gpu: PciAddress | None, alias: str | None, dry_run: bool
+    domain: str, profile: str, alias: str | None, dry_run: bool, **wishes: PciAddress | str | bool
 ) -> None:
     """Ask for a vGPU in the definition of DOMAIN, and point a hostdev at a device for it.
 
@@ -79,17 +86,20 @@ def attach(
         name = _new_alias(definition, alias, edit.requested_aliases(before))
         host = _host(settings, parsed, libvirt_api.definitions(connection))
         found = placement.resolve(profile, host)
-        request = Request(name, found.name, gpu)
-        device = placement.choose(found, request, settings.policy.placement, host)
+        request = _request(name, found.name, wishes)
+        company = _company(settings, parsed, request, host)
+        wish = Wish(request, found)
+        ((device, why),) = place([wish], settings.policy.placement, host, company)
         after = edit.with_request(before, request)
         hostdev = edit.hostdev(name, device.address)
         if dry_run:
             _print_dry_run(definition, after, "added to", hostdev)
             return
         _write(definition, before, after, lambda: libvirt_api.attach(definition, hostdev))
+    learn.from_inventory(settings, host.inventory)  # who may not write there needn't
     click.echo(
         f"'{name}' of {definition.label} is at {device.name} of GPU {device.gpu}, and gets "
-        f"{found.name} when the domain starts."
+        f"{found.name} when the domain starts. Why there: {why}."
     )
 
 
@@ -164,6 +174,33 @@ def _host(settings: Config, domain: Domain, others: Iterable[Definition]) -> Hos
             pointed |= _devices(parsed)
     host = look(settings).host
     return host._replace(pointed=frozenset(pointed), busy=host.busy | _devices(domain))
+
+
+def _request(alias: str, profile: str, wishes: dict[str, PciAddress | str | bool]) -> Request:
+    """The request for what the options say; a flag's word is "gpu"."""
+    said = {name: "gpu" if value is True else value for name, value in wishes.items() if value}
+    return Request(alias, profile, **said)  # type: ignore[arg-type]
+
+
+def _company(settings: Config, domain: Domain, request: Request, host: Host) -> Company:
+    """What of DOMAIN bears on the place of REQUEST: where it lives, and its other vGPUs."""
+    nodes: frozenset[int] = frozenset()
+    try:
+        nodes = numa.nodes_of(settings.paths.sysfs, domain.nodes, domain.cpus)
+    except DeviceError:
+        if request.numa == "require":
+            raise
+    devices = {device.address: device for device in host.inventory.devices}
+    others = []
+    for other in domain.requests:
+        hostdev = domain.hostdev(other.alias)
+        if hostdev and hostdev.address in devices:
+            try:
+                profile = placement.resolve(other.profile, host)
+            except RequestError:
+                profile = None  # it won't start, whatever we do
+            others.append(Placed(other, devices[hostdev.address], profile))
+    return Company(nodes, tuple(others))
 
 
 def _devices(domain: Domain) -> set[str]:

@@ -13,8 +13,9 @@ from .. import config, report, sync
 from ..claims import locks, processes, store, witnesses
 from ..claims.liveness import State
 from ..errors import KeptError, VgpuError
+from ..lifecycle import learn
 from ..lifecycle.context import Context
-from ..lifecycle.release import give_back, keep_visibly
+from ..lifecycle.release import force_hindered_by, give_back, keep_visibly
 from ..survey import look
 from . import output
 from .show import json_option
@@ -38,7 +39,10 @@ def sync_(as_json: bool, dry_run: bool) -> None:
     """
     settings = config.load()
     outcome = sync.reconcile(_context(settings), time.monotonic() + _LONGEST, dry_run=dry_run)
-    problems = list(dict.fromkeys([*outcome.problems, *report.build(look(settings)).problems]))
+    seen = look(settings)
+    problems = list(dict.fromkeys([*outcome.problems, *report.build(seen).problems]))
+    if not dry_run and (hindered := learn.from_inventory(settings, seen.host.inventory)):
+        problems += [] if hindered in problems else [hindered]
     if as_json:
         output.show_json(
             {
@@ -59,26 +63,40 @@ def sync_(as_json: bool, dry_run: bool) -> None:
 
 @click.command(short_help="Give one device back, if its owner is provably gone.")
 @click.argument("device")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Also where that can't be proved, if you know it. Never takes a device from the living.",
+)
 @dry_run_option
-def release(device: str, dry_run: bool) -> None:
-    """Clear DEVICE and drop its claim, if its owner is provably gone."""
+def release(device: str, force: bool, dry_run: bool) -> None:
+    """Clear DEVICE and drop its claim, if its owner is provably gone.
+
+    Says why we think so. A device that is open, or may be, is never cleared.
+    """
     settings = config.load()
     state = settings.paths.state
     claim = store.read(state, device.lower())
     if claim is None:
         raise VgpuError(f"{device} has no claim; 'virt-vgpu list' shows those that have one")
     context = _context(settings)
-    verdict = context.judge(claim, witnesses.look_around(settings.paths))
+    world = witnesses.look_around(settings.paths)
+    verdict = context.judge(claim, world)
     if verdict.state is not State.DEAD:
-        raise KeptError(f"{claim.device} is kept: {claim.owner} is {verdict}")
+        hindrance = force_hindered_by(claim, verdict, world)
+        if force and hindrance:
+            raise KeptError(f"{claim.device} is kept: {claim.owner} is {verdict}{hindrance}")
+        if not force:
+            hint = "" if hindrance else "; if you know that it is gone, use --force"
+            raise KeptError(f"{claim.device} is kept: {claim.owner} is {verdict}{hint}")
     if dry_run:
         click.echo(f"{claim.device} would be given back: {claim.owner} is {verdict}.")
         return
     try:
         with locks.devices(state, [claim.device], context.lock_deadline()):
-            give_back(context, claim, context.release_deadline())
-    except KeptError:
-        raise
+            give_back(context, claim, context.release_deadline(), by_force=force)
+    except KeptError as error:
+        raise KeptError(f"{claim.device} is kept: {error}") from error
     except VgpuError as error:
         hindered = keep_visibly(context, claim, str(error))
         raise KeptError("; ".join([f"{claim.device} is kept: {error}", *hindered])) from error

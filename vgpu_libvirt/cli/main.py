@@ -26,8 +26,12 @@ _VERBS = {
     "status": "show:status",
     "attach": "attach:attach",
     "detach": "attach:detach",
+    "start": "start:start",
+    "fix-xml": "fix_xml:fix_xml",
     "sync": "keep:sync_",
     "release": "keep:release",
+    "cordon": "cordon:cordon",
+    "uncordon": "cordon:uncordon",
 }
 
 

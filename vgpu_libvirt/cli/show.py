@@ -55,7 +55,8 @@ def list_(as_json: bool, show_all: bool) -> None:
     lines: list[Text] = []
     for gpu, rows in zip(found.gpus, tables, strict=True):
         lines += [Text()] if lines else []
-        lines += [_gpu_line(gpu), *output.table(_DEVICES, rows, widths, indent=2)]
+        lines += [_gpu_line(gpu), *_cordon_line(gpu)]
+        lines += output.table(_DEVICES, rows, widths, indent=2)
     output.show([*(lines or [Text(_NO_GPU)]), *output.problems(found.problems)])
 
 
@@ -93,10 +94,14 @@ def status(as_json: bool) -> None:
 def _runs(gpu: GpuRow, show_all: bool) -> list[list[DeviceRow]]:
     """The devices of GPU, those next to each other that are free as one run unless SHOW_ALL."""
     runs: list[list[DeviceRow]] = []
-    for is_free, rows in groupby(gpu.devices, lambda row: row.state is State.FREE):
+    for is_plain, rows in groupby(gpu.devices, _is_plain):
         together = list(rows)
-        runs += [together] if is_free and not show_all else [[row] for row in together]
+        runs += [together] if is_plain and not show_all else [[row] for row in together]
     return runs
+
+
+def _is_plain(row: DeviceRow) -> bool:
+    return row.state is State.FREE and row.cordon is None
 
 
 def _device_cells(run: list[DeviceRow]) -> list[Text]:
@@ -106,6 +111,8 @@ def _device_cells(run: list[DeviceRow]) -> list[Text]:
         name, state = f"{first.device.name} … {last.device.name}", f"{len(run)} {first.state}"
     else:
         name, state = first.device.name, str(first.state)
+    if first.cordon:
+        state += ", cordoned"
     claim = first.claim
     profile = first.profile.name if first.profile else ""
     if claim and first.device.type_id == 0:
@@ -128,9 +135,16 @@ def _gpu_line(row: GpuRow) -> Text:
     if runs:
         parts.append("runs " + ", ".join(f"{runs[name]} x {name}" for name in sorted(runs)))
     free = [device.device for device in row.devices if device.state is State.FREE]
-    if free and not any(device.creatable for device in free):
+    if free and not any(device.creatable for device in free) and row.cordon is None:
         parts.append("nothing more fits")
     return Text("  ").join([Text(f"GPU {row.gpu.address}", style="bold"), *map(Text, parts)])
+
+
+def _cordon_line(row: GpuRow) -> list[Text]:
+    if row.cordon is None:
+        return []
+    left = f"still there: {', '.join(row.left)}" if row.left else "nobody is there any more"
+    return [Text(f"  cordoned {row.cordon.label}; {left}", style="yellow")]
 
 
 def _counts(rows: Sequence[DeviceRow]) -> str:
@@ -170,7 +184,10 @@ def _capacity_lines(found: Report, capacities: Iterable[Capacity]) -> list[Text]
         cells += [_startable(there.get(row.gpu.address)) for row in found.gpus]
         rows.append(list(map(Text, cells)))
     lines = [
-        Text(f"Nothing can be started on GPU {row.gpu.address} now: {_counts(row.devices)}.")
+        Text(
+            f"Nothing can be started on GPU {row.gpu.address} now: {_counts(row.devices)}"
+            f"{f'; cordoned {row.cordon.label}' if row.cordon else ''}."
+        )
         for row in found.gpus
         if row.gpu.address not in useful
     ]

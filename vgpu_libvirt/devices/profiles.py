@@ -10,6 +10,7 @@ from ..errors import RequestError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from .catalogue import Catalogue
     from .model import Device, Profile
 
 
@@ -23,11 +24,11 @@ def find(wanted: str, profiles: Iterable[Profile]) -> tuple[Profile, ...]:
 
 
 def resolve(
-    wanted: str, device: Device, known_on_host: Callable[[], tuple[Profile, ...]], neighbours: str
+    wanted: str, device: Device, known_on_host: Callable[[], Catalogue], neighbours: str
 ) -> Profile:
     """The profile of DEVICE that WANTED names.
 
-    KNOWN_ON_HOST tells the profiles seen anywhere on the host; only a refusal needs them.
+    KNOWN_ON_HOST tells all profiles that the host can name; only a refusal needs them.
     NEIGHBOURS says what runs on the same GPU, or is empty. Raises RequestError for a profile that
     is unknown, ambiguous or not creatable now, with what there is instead.
     """
@@ -42,12 +43,12 @@ def resolve(
         )
     possible = f"it could be given {listed(creatable)}" if creatable else "it can be given nothing"
     known = known_on_host()
-    if found := find(wanted, known):
+    if found := find(wanted, known.profiles):
         raise RequestError(
             f"{device.name} can't be given {found[0].name} now, since its GPU {device.gpu} "
             f"{neighbours or 'does not offer it'}; {possible} now"
         )
-    if neighbours:
+    if neighbours and not known.is_complete:
         # The driver lists only what fits beside what runs, so others may be there and not be seen.
         raise RequestError(
             f"profile '{wanted}' is unknown, or doesn't fit now beside what the GPU {device.gpu} "
@@ -55,7 +56,7 @@ def resolve(
         )
     raise RequestError(
         f"profile '{wanted}' is unknown on this host; {device.name}: {possible}"
-        + ("" if creatable or not known else f"; the host has {listed(known)}")
+        + ("" if creatable or not known.profiles else f"; the host has {listed(known.profiles)}")
     )
 
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from lxml import etree
 
-from ..errors import DomainXmlError
+from ..address import PciAddress
+from ..errors import AddressError, DomainXmlError
 from .model import NAMESPACE, PREFIX
 
 if TYPE_CHECKING:
-    from ..address import PciAddress
     from .model import Request
 
 _OURS = f"{{{NAMESPACE}}}"
@@ -25,15 +25,15 @@ def metadata(document: str) -> str | None:
 
     Raises DomainXmlError.
     """
-    found = _parse(document).find(f"metadata/{_OURS}devices")
-    return None if found is None else _text(_normal(found))
+    found = parse(document).find(f"metadata/{_OURS}devices")
+    return None if found is None else text(_normal(found))
 
 
 def requested_aliases(metadata: str | None) -> tuple[str, ...]:
     """The aliases of all requests in METADATA, understandable or not, once each."""
     if metadata is None:
         return ()
-    found = (element.get("alias") for element in _parse(metadata).iter(f"{_OURS}device"))
+    found = (element.get("alias") for element in parse(metadata).iter(f"{_OURS}device"))
     return tuple(dict.fromkeys(alias for alias in found if alias))
 
 
@@ -41,21 +41,21 @@ def with_request(metadata: str | None, request: Request) -> str:
     """METADATA with one more request, after those that are there."""
     root = etree.Element(f"{_OURS}devices", nsmap={PREFIX: NAMESPACE})
     if metadata is not None:
-        root = _parse(metadata)
+        root = parse(metadata)
     element = etree.SubElement(root, f"{_OURS}device")
     for name, value in request._asdict().items():
         if value is not None:
             element.set(name, str(value))
-    return _text(root)
+    return text(root)
 
 
 def without_request(metadata: str, alias: str) -> str | None:
     """METADATA without the requests for ALIAS; None where no request is left."""
-    root = _parse(metadata)
+    root = parse(metadata)
     for element in root.findall(f"{_OURS}device"):
         if element.get("alias") == alias:
             root.remove(element)
-    return None if root.find(f"{_OURS}device") is None else _text(root)
+    return None if root.find(f"{_OURS}device") is None else text(root)
 
 
 def for_libvirt(metadata: str) -> str:
@@ -65,44 +65,75 @@ def for_libvirt(metadata: str) -> str:
     it fails where that prefix is declared already, and a second declaration would confuse its
     readers.
     """
-    root = _parse(metadata)
+    root = parse(metadata)
     for element in root.iter(f"{_OURS}*"):
         element.tag = etree.QName(element).localname
     kept = [prefix for prefix, uri in root.nsmap.items() if prefix and uri != NAMESPACE]
     etree.cleanup_namespaces(root, keep_ns_prefixes=kept)
-    return _text(root)
+    return text(root)
 
 
 def hostdev(alias: str, address: PciAddress) -> str:
     """The XML of an unmanaged PCI hostdev that points at ADDRESS."""
     root = etree.Element("hostdev", mode="subsystem", type="pci", managed="no")
     source = etree.SubElement(root, "source")
-    etree.SubElement(
-        source,
-        "address",
-        domain=f"0x{address.domain:04x}",
-        bus=f"0x{address.bus:02x}",
-        slot=f"0x{address.slot:02x}",
-        function=f"0x{address.function:x}",
-    )
+    _point(etree.SubElement(source, "address"), address)
     etree.SubElement(root, "alias", name=alias)
-    return _text(root)
+    return text(root)
+
+
+def repointed(hostdev: str, address: PciAddress) -> str:
+    """HOSTDEV with its source at ADDRESS, all else as it is. Raises DomainXmlError."""
+    root = parse(hostdev)
+    source = root.find("source/address")
+    if source is None:
+        raise DomainXmlError("a hostdev without a source address")
+    _point(source, address)
+    return text(root)
 
 
 def find_hostdev(document: str, alias: str) -> str | None:
     """The hostdev with ALIAS in a domain's XML, whole, as libvirt wants it to detach it."""
-    for element in _parse(document).iterfind("devices/hostdev"):
+    for element in parse(document).iterfind("devices/hostdev"):
         name = element.find("alias")
         if name is not None and name.get("name") == alias:
             element.tail = None
-            return _text(element)
+            return text(element)
+    return None
+
+
+def find_same(document: str, hostdev: str) -> str | None:
+    """The hostdev of a domain that libvirt takes for HOSTDEV: of its type, with its source."""
+    wanted = _identity(parse(hostdev))
+    for element in parse(document).iterfind("devices/hostdev"):
+        if _identity(element) == wanted:
+            element.tail = None
+            return text(element)
     return None
 
 
 def device_aliases(document: str) -> frozenset[str]:
     """The aliases of all devices in a domain's XML, of whatever kind."""
-    found = _parse(document).iterfind("devices/*/alias")
+    found = parse(document).iterfind("devices/*/alias")
     return frozenset(name for element in found if (name := element.get("name")))
+
+
+def _point(element: etree._Element, address: PciAddress) -> None:
+    element.set("domain", f"0x{address.domain:04x}")
+    element.set("bus", f"0x{address.bus:02x}")
+    element.set("slot", f"0x{address.slot:02x}")
+    element.set("function", f"0x{address.function:x}")
+
+
+def _identity(hostdev: etree._Element) -> tuple[object, ...]:
+    source = hostdev.find("source/address")
+    parts = {} if source is None else {str(key): str(source.attrib[key]) for key in source.attrib}
+    if hostdev.get("type") != "pci":
+        return hostdev.get("type"), parts
+    try:
+        return "pci", PciAddress.from_xml(parts)
+    except AddressError:
+        return "pci", parts
 
 
 def _normal(element: etree._Element) -> etree._Element:
@@ -129,15 +160,17 @@ def _normal(element: etree._Element) -> etree._Element:
     return root
 
 
-def _parse(text: str) -> etree._Element:
+def parse(document: str) -> etree._Element:
+    """Read XML. Raises DomainXmlError."""
     # Libvirt's documents need no entities, and blanks between elements are its own indentation.
     parser = etree.XMLParser(resolve_entities=False, no_network=True, remove_blank_text=True)
     try:
-        return etree.fromstring(text, parser)
+        return etree.fromstring(document, parser)
     except etree.XMLSyntaxError as error:
         raise DomainXmlError(f"not well-formed XML: {error}") from error
 
 
-def _text(element: etree._Element) -> str:
+def text(element: etree._Element) -> str:
+    """Write XML, indented as libvirt does it."""
     etree.indent(element, "  ")
     return etree.tostring(element, encoding="unicode")

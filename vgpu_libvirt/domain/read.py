@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import re
 from typing import NamedTuple
 from xml.parsers import expat
 
+from .. import sets
 from ..address import PciAddress
 from ..errors import AddressError, DomainXmlError, RequestError
 from .model import ALIAS_PREFIX, NAMESPACE, Domain, Hostdev, Request, Status
@@ -14,9 +14,7 @@ from .model import ALIAS_PREFIX, NAMESPACE, Domain, Hostdev, Request, Status
 _GAP = " "  # between namespace and name: no URI contains one
 _DEVICES = f"{NAMESPACE}{_GAP}devices"
 _DEVICE = f"{NAMESPACE}{_GAP}device"
-_NUMBER = re.compile(r"[0-9]{1,19}", re.ASCII)
-_MOST_NUMBERS = 65536  # in one range; Linux has far fewer cpus
-_CHOICES = {
+CHOICES = {  # of a request's attributes
     "placement": ("spread", "pack"),
     "numa": ("prefer", "require", "ignore"),
     "apart": ("gpu",),
@@ -35,21 +33,15 @@ def parse_status(text: str) -> Status:
     """Read a status file of libvirt's (`<domstatus>`). Raises DomainXmlError."""
     reader = _Reader("domstatus")
     reader.read(text)
-    return Status(reader.domain(), _number(reader.root.get("pid", "")), reader.monitor)
+    return Status(reader.domain(), sets.number(reader.root.get("pid", "")), reader.monitor)
 
 
 def parse_set(text: str) -> set[int]:
     """Read a set of numbers as libvirt and sysfs write it: `0-3,^2,8`. Raises DomainXmlError."""
-    found: set[int] = set()
-    for part in filter(None, map(str.strip, text.split(","))):
-        low, dash, high = map(str.strip, part.removeprefix("^").partition("-"))
-        first, last = _number(low), _number(high if dash else low)
-        if first is None or last is None:
-            raise DomainXmlError(f"'{text:.60}' is no set of numbers")
-        if last - first >= _MOST_NUMBERS:
-            raise DomainXmlError(f"'{text:.60}' is too large a set")
-        (found.difference_update if part[0] == "^" else found.update)(range(first, last + 1))
-    return found
+    try:
+        return sets.parse(text)
+    except ValueError as error:
+        raise DomainXmlError(str(error)) from error
 
 
 class _Element(NamedTuple):
@@ -93,7 +85,7 @@ class _Reader:
         return Domain(
             self._name,
             self._uuid.lower(),
-            _number(self._attributes.get("id", "")),
+            sets.number(self._attributes.get("id", "")),
             tuple(self._requests),
             tuple(self._hostdevs),
             frozenset(self._nodes),
@@ -149,10 +141,6 @@ class _Reader:
             self._request_error = self._request_error or str(error)
 
 
-def _number(text: str) -> int | None:
-    return int(text) if _NUMBER.fullmatch(text) else None
-
-
 def _refuse_doctype(*_: object) -> None:
     # libvirt writes none, and entities could make a small document huge.
     raise DomainXmlError("a document type declaration in a domain's XML")
@@ -190,7 +178,7 @@ def _request(attributes: dict[str, str]) -> Request:
             f"alias '{alias}' must begin with '{ALIAS_PREFIX}', since libvirt drops others; "
             f"call it '{ALIAS_PREFIX}{alias}' here and in the hostdev"
         )
-    for name, choices in _CHOICES.items():
+    for name, choices in CHOICES.items():
         if name in attributes and attributes[name] not in choices:
             raise RequestError(
                 f"{name}='{attributes[name]}' of '{alias}' is not known; "

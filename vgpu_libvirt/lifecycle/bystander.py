@@ -57,7 +57,7 @@ def _harm_of(
             f"makes the vGPU; set managed='no', and {_ASK}"
         )
     return (
-        _known(lambda: _owner(context, domain, address))
+        _known(lambda: _owner(context, domain, address, operation))
         or _known(lambda: _user(context, domain, address))
         or (operation == "start" and _known(lambda: _untyped(sysfs, address)))
         or None
@@ -72,10 +72,18 @@ def _known(look: Callable[[], _T | None]) -> _T | None:
         return None
 
 
-def _owner(context: Context, domain: Domain, address: PciAddress) -> str | None:
+def _owner(context: Context, domain: Domain, address: PciAddress, operation: str) -> str | None:
     claim = store.read(context.config.paths.state, str(address))
-    if claim is None or claim.domain_uuid == domain.uuid:
+    if claim is None:
         return None
+    if claim.domain_uuid == domain.uuid:
+        if operation != "prepare":
+            return None  # claimed by this very start
+        # Whoever gives it back, at any time, doesn't expect a QEMU that came without a claim.
+        return (
+            "a vGPU that it has from an earlier run, when it asked for one, and that will be "
+            f"cleared; let 'virt-vgpu sync' do that, and {_ASK}"
+        )
     return f"a vGPU that belongs to {claim.owner}; point it at another VF"
 
 

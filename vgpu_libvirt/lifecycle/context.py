@@ -8,10 +8,10 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..address import PciAddress
-from ..claims import handles, liveness, processes, witnesses
+from ..claims import handles, liveness, processes, store, witnesses
 from ..claims.model import Claim, Phase
 from ..devices import vendor_vfio
-from ..errors import AddressError, DeviceError, InUseError, RefusedError
+from ..errors import AddressError, CatalogueError, DeviceError, InUseError, RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..claims.model import Process
     from ..claims.witnesses import World
     from ..config import Config
+    from ..devices.catalogue import Catalogue
     from ..devices.model import Profile
     from ..domain.model import Domain
 
@@ -78,6 +79,22 @@ class Context(NamedTuple):
             namespaces=processes.namespaces(proc),
         )
 
+    def known(self) -> Catalogue:
+        """Every profile that the host can name: in a list, in the catalogue, or in a claim.
+
+        Raises StoreError.
+        """
+        from ..devices import catalogue  # what most hooks don't need
+
+        paths = self.config.paths
+        try:
+            remembered = catalogue.read(paths.state)
+        except CatalogueError:
+            remembered = catalogue.Catalogue()  # `virt-vgpu status` reports it
+        claims = store.read_all(paths.state).readable.values()
+        listed = vendor_vfio.discover(paths.sysfs).profiles
+        return catalogue.known(listed, remembered, [claim.profile for claim in claims])
+
     def nodes(self, device: str) -> frozenset[str]:
         """The VFIO nodes of DEVICE. Raises DeviceError."""
         try:
@@ -89,12 +106,13 @@ class Context(NamedTuple):
     def judge(self, claim: Claim, world: World, start_is_over: bool = False) -> Verdict:
         """The verdict on CLAIM.
 
-        A start of the very domain whose hook we are, by the very daemon that runs us, is over.
+        A start of the very domain whose hook we are, by the very daemon that runs us, is over; and
+        what was reserved for one without a daemon's hook was reserved for this one.
         """
-        ours = (
-            claim.domain_uuid == self.domain_uuid
-            and claim.daemon is not None
-            and claim.daemon == self.daemon
+        ours = claim.domain_uuid == self.domain_uuid and (
+            claim.daemon == self.daemon
+            if claim.daemon
+            else claim.phase is Phase.RESERVED and self.daemon_runs
         )
         return liveness.judge(
             claim,

@@ -11,11 +11,11 @@ from ..claims import locks, store, witnesses
 from ..claims.liveness import State
 from ..claims.model import Phase
 from ..devices import profiles, vendor_vfio
-from ..devices.model import Profile, distinct
+from ..devices.model import Profile
 from ..domain.match import match
 from ..errors import DeviceError, RefusedError, VgpuError
 from ..revert import Revert
-from . import suitability
+from . import learn, suitability
 from .release import drop, give_back, keep_visibly
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class _Start(NamedTuple):
     domain: Domain
     deadline: float  # time.monotonic() after which nothing busy is tried again
     kept: list[str]  # what an undo could not give back
+    seen: list[Profile]  # what the devices listed
 
     def new_claim(self, wanted: Wanted, device: Device, profile: Profile) -> Claim:
         """A fresh claim for this start."""
@@ -54,7 +55,7 @@ def prepare(context: Context, domain: Domain) -> None:
     wanted = match(domain)
     suitability.check_places(context, domain, wanted)
     with _locked(context, domain, wanted, context.lock_deadline()) as own:
-        start = _Start(context, domain, context.release_deadline(), [])
+        start = _Start(context, domain, context.release_deadline(), [], [])
         for claim in own:
             if not _is_reserved_for(claim, wanted):
                 _release_leftover(start, claim)
@@ -64,6 +65,7 @@ def prepare(context: Context, domain: Domain) -> None:
                     _assign(start, each, undo)
         except VgpuError as error:
             raise RefusedError("; ".join([str(error), *start.kept])) from error
+    learn.from_lists(context.config.paths, start.seen)  # what hinders it stops no start
 
 
 def start(context: Context, domain: Domain) -> None:
@@ -138,9 +140,11 @@ def _assign(start: _Start, wanted: Wanted, undo: Revert) -> None:
             _reset_foreign(start, wanted, device, world)
             device = vendor_vfio.read_device(paths.sysfs, wanted.address)
         profile = _profile(start, wanted, device)
+    start.seen.extend(device.creatable or ())
     claim = start.new_claim(wanted, device, profile)
     undo.add(lambda: _take_back(start, claim))
     with locks.host(paths.state, start.context.lock_deadline()):
+        suitability.check_cordons(start.context, start.domain, wanted, device.gpu)
         (store.replace if reserved else store.create)(paths.state, claim)
     if device.type_id != profile.id:
         guard = start.context.write_guard(device.name)
@@ -190,7 +194,7 @@ def _reset_foreign(start: _Start, wanted: Wanted, device: Device, world: World) 
             f"a domain uses it can't be told: {world.domains.problems[0]}"
         )
     # Claimed under its old type while it is cleared: whoever finds us killed can finish it.
-    old = next(iter(profiles.find(str(device.type_id), _known(start))), None)
+    old = next(iter(profiles.find(str(device.type_id), context.known().profiles)), None)
     old = old or Profile(device.type_id or 0, f"type {device.type_id}")
     claim = start.new_claim(wanted, device, old)
     with locks.host(paths.state, start.context.lock_deadline()):
@@ -209,16 +213,9 @@ def _profile(start: _Start, wanted: Wanted, device: Device) -> Profile:
     return profiles.resolve(
         wanted.request.profile,
         device,
-        lambda: _known(start),
+        start.context.known,
         f"runs {owners}" if owners else "",
     )
-
-
-def _known(start: _Start) -> tuple[Profile, ...]:
-    """Every profile that the host shows: in a list, or in a claim."""
-    paths = start.context.config.paths
-    claimed = [claim.profile for claim in store.read_all(paths.state).readable.values()]
-    return distinct((*vendor_vfio.discover(paths.sysfs).profiles, *claimed))
 
 
 def _take_back(start: _Start, claim: Claim) -> None:

@@ -13,9 +13,16 @@ from ..devices import vendor_vfio
 from ..errors import KeptError, VgpuError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..claims.liveness import Verdict
     from ..claims.model import Claim
+    from ..claims.witnesses import World
     from ..domain.model import Domain
     from .context import Context
+
+
+_FIRST_PID_NAMESPACE = 0xEFFFFFFC  # the host's own, which sees all processes; Linux fixes it
 
 
 def release(context: Context, domain: Domain) -> list[str]:
@@ -36,20 +43,30 @@ def release(context: Context, domain: Domain) -> list[str]:
     return problems
 
 
-def give_back(context: Context, claim: Claim, deadline: float, start_is_over: bool = False) -> None:
+def give_back(
+    context: Context,
+    claim: Claim,
+    deadline: float,
+    start_is_over: bool = False,
+    by_force: bool = False,
+) -> None:
     """Clear a device and drop its claim, if CLAIM still stands and its owner is provably dead.
 
     The caller holds the device's lock, and the claim and the witnesses are read anew under it.
-    While the driver is busy, no new attempt is begun after DEADLINE (`time.monotonic()`).
+    While the driver is busy, no new attempt is begun after DEADLINE (`time.monotonic()`). BY_FORCE:
+    a person vouches for the death that we can't prove; every other guard stands.
     Raises KeptError where the owner is alive or can't be known to be dead, and what reading,
     guarding and clearing a device may raise; the claim is then as it was.
     """
     paths = context.config.paths
     if not _stands(context, claim):
         return
-    verdict = context.judge(claim, witnesses.look_around(paths), start_is_over)
+    world = witnesses.look_around(paths, claim.daemon)
+    verdict = context.judge(claim, world, start_is_over)
     if verdict.state is not State.DEAD:
-        raise KeptError(f"{claim.owner} is {verdict}")
+        hindrance = force_hindered_by(claim, verdict, world) if by_force else ""
+        if not by_force or hindrance:
+            raise KeptError(f"{claim.owner} is {verdict}{hindrance}")
     address = PciAddress.parse(claim.device)
     # A device of somebody else who lives is left alone; so is one that is gone with its type.
     if verdict.other is None and vendor_vfio.exists(paths.sysfs, address):
@@ -57,11 +74,48 @@ def give_back(context: Context, claim: Claim, deadline: float, start_is_over: bo
             paths.sysfs,
             address,
             claim.profile.id,
-            context.write_guard(claim.device),
+            _force_guard(context, claim) if by_force else context.write_guard(claim.device),
             deadline,
             may_be_in_use=True,
         )
     drop(context, claim)
+
+
+def _force_guard(context: Context, claim: Claim) -> Callable[[], None]:
+    """The guard of a write by force, which looks at everything again, and last at who has it open.
+
+    The start that somebody thought dead may have become a QEMU a moment ago.
+    """
+    check = context.write_guard(claim.device)
+
+    def look_again() -> None:
+        world = witnesses.look_around(context.config.paths)
+        verdict = context.judge(claim, world)
+        is_dead = verdict.state is State.DEAD and verdict.other is None
+        hindrance = "" if is_dead else force_hindered_by(claim, verdict, world)
+        if hindrance or not _stands(context, claim):
+            raise KeptError(f"{claim.owner} is {verdict}{hindrance}")
+        check()
+
+    return look_again
+
+
+def force_hindered_by(claim: Claim, verdict: Verdict, world: World) -> str:
+    """What stands against giving back by force, as the rest of a sentence; empty: nothing.
+
+    Who has it open is looked at right before the write, as ever.
+    """
+    if verdict.state is State.ALIVE:
+        return "; not even --force takes a device from the living"
+    if not world.domains.complete:
+        return "; while the list of running domains is incomplete, not even --force clears a device"
+    if user := world.domains.using(claim.device):
+        return f"; and the running domain '{user.name}' ({user.uuid}) has the device"
+    theirs, ours = claim.namespaces.pid, world.namespaces.pid
+    is_blind = ours not in (theirs, _FIRST_PID_NAMESPACE) and claim.boot_id == world.boot_id
+    if world.handles.unknown or (is_blind and theirs is not None):
+        return "; and who has it open can't be told from here"
+    return ""
 
 
 def drop(context: Context, claim: Claim) -> None:

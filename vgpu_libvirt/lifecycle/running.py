@@ -26,11 +26,12 @@ if TYPE_CHECKING:
 
 def started(context: Context, domain: Domain) -> list[str]:
     """Note in the domain's claims which QEMU it is."""
-    live = inventory.live_domain(context.config.paths, domain.name, domain.uuid)
-    if live is None:
-        return [f"the QEMU of domain '{domain.name}' is not in libvirt's status files"]
     state = context.config.paths.state
     with locks.host(state, context.lock_deadline()):
+        # Not before: a hook that stood still would note an earlier QEMU in a later start's claim.
+        live = inventory.live_domain(context.config.paths, domain.name, domain.uuid)
+        if live is None:
+            return [f"the QEMU of domain '{domain.name}' is not in libvirt's status files"]
         for claim in store.read_all(state).of_domain(domain.uuid):
             if (noted := as_running(claim, live)) != claim:
                 store.replace(state, noted)
@@ -55,10 +56,10 @@ def stopped(context: Context, domain: Domain) -> list[str]:
     state = context.config.paths.state
     if all(claim.qemu for claim in store.read_all(state).of_domain(domain.uuid)):
         return []
-    live = inventory.live_domain(context.config.paths, domain.name, domain.uuid)
-    if live is None:
-        return []  # no QEMU came of this start, or it is gone altogether
     with locks.host(state, context.lock_deadline()):
+        live = inventory.live_domain(context.config.paths, domain.name, domain.uuid)
+        if live is None:
+            return []  # no QEMU came of this start, or it is gone altogether
         for claim in store.read_all(state).of_domain(domain.uuid):
             if claim.qemu is None and claim.device in live.devices:
                 store.replace(state, _with_qemu(claim, live))
@@ -105,14 +106,15 @@ def _adopt(context: Context, domain: Domain, wanted: Wanted, live: LiveDomain) -
     current = vendor_vfio.read_current(paths.sysfs, wanted.address)
     if not current:
         raise VgpuError(f"{wanted.device} of the running domain '{domain.name}' has no vGPU type")
-    known = vendor_vfio.discover(paths.sysfs).profiles
-    named = profiles.find(str(current), known)
+    named = profiles.find(str(current), context.known().profiles)
     profile = named[0] if named else Profile(current, _name_of(wanted, current))
     gpu = vendor_vfio.gpu_of(paths.sysfs, wanted.address)
     claim = context.new_claim(domain, wanted.request.alias, wanted.address, gpu, profile)
     adopted = _with_qemu(claim, live)._replace(phase=Phase.RUNNING, adopted=True)
     with locks.host(paths.state, context.lock_deadline()):
-        store.create(paths.state, adopted)
+        now = inventory.live_domain(paths, domain.name, domain.uuid)
+        if now and now.process == live.process and wanted.device in now.devices:
+            store.create(paths.state, adopted)
 
 
 def _name_of(wanted: Wanted, current: int) -> str:

@@ -6,9 +6,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from .. import fs
-from ..devices import vendor_vfio
-from ..domain.read import parse_set
+from ..claims import cordons
+from ..devices import numa, vendor_vfio
 from ..errors import RefusedError, RequestError
 
 if TYPE_CHECKING:
@@ -39,10 +38,25 @@ def check_places(context: Context, domain: Domain, wanted: tuple[Wanted, ...]) -
                 f"{where} points at {each.device}, but {min(excluded)} is excluded by [policy] in "
                 "the configuration; point it at another VF"
             )
+        check_cordons(context, domain, each, gpu)
         _check_pin(sysfs, domain, each, gpu)
         _check_numa(sysfs, domain, each, gpu)
         gpus.append(gpu)
     _check_company(domain, wanted, gpus)
+
+
+def check_cordons(context: Context, domain: Domain, wanted: Wanted, gpu: PciAddress) -> None:
+    """Check that neither the device nor its GPU is cordoned. Raises RefusedError.
+
+    The one that counts is made under the host lock, where the claim is.
+    """
+    if cordon := cordons.first(context.config.paths.state, (wanted.address, gpu)):
+        of_gpu = f" of GPU {gpu}" if cordon.target == gpu else ""
+        raise RefusedError(
+            f"the hostdev '{wanted.request.alias}' of domain '{domain.name}' points at "
+            f"{wanted.device}{of_gpu}, which is cordoned ({cordon.label}); point it at another VF, "
+            f"or run 'virt-vgpu uncordon {cordon.target}'"
+        )
 
 
 def check_unused(context: Context, domain: Domain, wanted: Wanted, world: World) -> None:
@@ -88,7 +102,7 @@ def _check_numa(sysfs: str, domain: Domain, wanted: Wanted, gpu: PciAddress) -> 
     if wanted.request.numa != "require":
         return
     where = f"domain '{domain.name}' has numa='require' at '{wanted.request.alias}'"
-    nodes = domain.nodes or _nodes_of(sysfs, domain.cpus)
+    nodes = numa.nodes_of(sysfs, domain.nodes, domain.cpus)
     if not nodes:
         raise RequestError(
             f"{where}, but neither <numatune> nor pinned vcpus to require anything of; add one, or "
@@ -100,22 +114,6 @@ def _check_numa(sysfs: str, domain: Domain, wanted: Wanted, gpu: PciAddress) -> 
             f"{where} and lives on NUMA node {', '.join(map(str, sorted(nodes)))}, but "
             f"{wanted.device} is on node {node}; point its hostdev at a VF of another GPU"
         )
-
-
-def _nodes_of(sysfs: str, cpus: frozenset[int]) -> set[int]:
-    """The NUMA nodes of host CPUS."""
-    root = f"{sysfs}/devices/system/node"
-    nodes: set[int] = set()
-    if not cpus:
-        return nodes
-    try:
-        names = [name for name in os.listdir(root) if name[:4] == "node" and name[4:].isdigit()]
-        for name in names:
-            if not cpus.isdisjoint(parse_set(fs.read_text(f"{root}/{name}/cpulist"))):
-                nodes.add(int(name[4:]))
-    except OSError as error:
-        raise RequestError(f"the NUMA nodes in {root} can't be read: {fs.reason(error)}") from error
-    return nodes
 
 
 def _check_company(domain: Domain, wanted: tuple[Wanted, ...], gpus: list[PciAddress]) -> None:

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Every operation killed at every step, and what libvirt or another domain does then.
+
+Between two calls that count nothing changes, so the instant after one is the instant before the
+next. Every such instant is killed at; those after a call that changes something twice, with two
+different continuations.
+"""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.faults import kill
+from tests.faults.cases import CASES, Case
+from tests.faults.kill import Action
+from tests.faults.world import check_nothing_leaked, check_promises, web2
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Callable
+
+    from tests.faults.kill import Operation
+    from tests.faults.world import Guest, World
+
+SIGKILL = -9
+every_case = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+
+
+# --- what may come after a kill ---
+
+
+def libvirt_goes_on(world: World, operation: Operation, case: Case) -> None:
+    """What the same daemon does after this hook, which it takes for failed, or doesn't care."""
+    guest = operation.guest
+    if operation.name == "stopped":
+        # The case is a QEMU that libvirt could not kill.
+        world.forget(guest)
+        assert world.hook("release", guest.xml).status == 0
+        check_promises(world)
+    elif operation.name not in ("release", "daemon"):
+        world.stop(guest)
+
+
+def libvirt_is_restarted(world: World, operation: Operation, case: Case) -> None:
+    world.restart_libvirtd()
+
+
+def another_domain_comes(world: World, operation: Operation, case: Case) -> None:
+    """Another domain is started on the same VF, before libvirt has seen to this one."""
+    guest = operation.guest
+    other = web2(*guest.vfs)
+    result = world.start(other)
+    if guest in world.running:
+        assert result.status == 1, "the device of a living domain was given away"
+    check_promises(world)
+    libvirt_goes_on(world, operation, case)
+
+
+def it_is_started_again(world: World, operation: Operation, case: Case) -> None:
+    guest = operation.guest
+    libvirt_goes_on(world, operation, case)
+    if guest in world.running:
+        world.kill_qemu(guest)
+        world.forget(guest)
+    check_promises(world)
+    assert _start(world, guest) == 0 or case.may_be_refused
+
+
+def it_is_started_at_once(world: World, operation: Operation, case: Case) -> None:
+    """As after a restart of libvirt, which forgot that the first start failed."""
+    guest = operation.guest
+    if guest not in world.running:
+        world.kill_libvirtd()
+        world.new_libvirtd()
+        assert _start(world, guest) == 0 or case.may_be_refused
+
+
+def _start(world: World, guest: Guest) -> int:
+    result = world.start(guest)
+    assert result.status == 0 or result.stderr.count("\n") == 1, result.stderr
+    return result.status
+
+
+CONTINUATIONS = (
+    libvirt_goes_on,
+    libvirt_is_restarted,
+    another_domain_comes,
+    it_is_started_again,
+    it_is_started_at_once,
+)
+
+
+def everything_ends(world: World, case: Case) -> None:
+    world.everything_ends()
+    foreign = frozenset(world.types) if case.foreign else frozenset[str]()
+    if case.rewritten and world.types:
+        check_promises(world)
+        for vf in world.types:
+            world.set_type(vf, 0)
+        world.restart_libvirtd()
+    check_nothing_leaked(world, foreign)
+
+
+# --- the tests ---
+
+
+@every_case
+def test_an_operation_that_is_not_disturbed(
+    new_world: Callable[[], World], counts: Counter[str], case: Case
+) -> None:
+    for continuation in CONTINUATIONS:
+        world = new_world()
+        operation = case.arrange(world)
+        ended = kill.run(world, operation)
+        assert ended.status == case.status, ended.stderr
+        check_promises(world)
+        continuation(world, operation, case)
+        check_promises(world)
+        everything_ends(world, case)
+    counts["operations"] += 1
+
+
+@every_case
+def test_killed_at_every_step(
+    new_world: Callable[[], World], counts: Counter[str], case: Case
+) -> None:
+    calls = kill.run(world := new_world(), case.arrange(world)).calls
+    turn = 0
+    for number, call in enumerate(calls):
+        for when in ("before", "after") if call.changes else ("before",):
+            continuation = CONTINUATIONS[turn % len(CONTINUATIONS)]
+            turn += 1
+            one_history(new_world(), case, Action(number, when, "kill"), continuation)
+    counts["kill_points"] += len(calls) + 1
+    counts["histories"] += turn
+
+
+def one_history(
+    world: World,
+    case: Case,
+    action: Action,
+    continuation: Callable[[World, Operation, Case], None],
+) -> None:
+    """Kill the operation as ACTION says, then let the world go on."""
+    operation = case.arrange(world)
+    try:
+        ended = kill.run(world, operation, action)
+        assert ended.status == SIGKILL, "it made other calls than the first time"
+        check_promises(world)
+        continuation(world, operation, case)
+        check_promises(world)
+        everything_ends(world, case)
+    except BaseException as error:
+        error.add_note(f"{case.name}: {action}, then {continuation.__name__}; {ended.calls[-3:]}")
+        raise
+    world.close()
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+@every_case
+def test_the_calls_that_count_are_all_that_the_kernel_sees(
+    new_world: Callable[[], World], counts: Counter[str], case: Case
+) -> None:
+    world = new_world()
+    ended = kill.run(world, case.arrange(world))
+    world = new_world()
+    seen = kill.traced(world, case.arrange(world))
+    assert [f"{call.name} {call.path}" for call in ended.calls] == seen
+    counts["calls_seen_by_strace"] += len(seen)

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Chooses a device for each vGPU of one definition: what is right stays where it is; pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from . import placement, together
+from .capacity import cleared
+from .errors import RequestError
+from .placement import Company, Placed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from .capacity import Host
+    from .devices.model import Device, Profile
+    from .domain.model import Domain, Request
+    from .together import Wish
+
+_STAYS = "its definition points there already"
+
+
+class Place(NamedTuple):
+    """A device for a request; `came` is where its hostdev points, None: there is no hostdev."""
+
+    request: Request
+    profile: Profile
+    device: Device
+    came: str | None
+    why: str  # the end of a sentence
+
+    @property
+    def moves(self) -> bool:
+        """Whether its hostdev has to be pointed elsewhere, or added."""
+        return self.came != self.device.name
+
+
+def pointed_by(domains: Iterable[Domain]) -> frozenset[str]:
+    """The devices that the hostdevs of DOMAINS name."""
+    return frozenset(str(h.address) for domain in domains for h in domain.hostdevs if h.address)
+
+
+def places(domain: Domain, nodes: frozenset[int], policy: str, host: Host) -> tuple[Place, ...]:
+    """A device of its own for each request of DOMAIN, which lives on NODES: all or none.
+
+    HOST is as DOMAIN may choose on it: `pointed` are the devices of other definitions. Raises
+    RequestError, with the reason for each GPU.
+    """
+    wishes = [
+        together.Wish(request, placement.resolve(request.profile, host))
+        for request in domain.requests
+    ]
+    kept = _kept(domain, wishes, nodes, policy, host)
+    try:
+        chosen = _chosen(domain, wishes, kept, nodes, policy, host)
+    except RequestError as error:
+        if not kept:
+            raise
+        try:  # what stays may be what stands in the way
+            chosen = _chosen(domain, wishes, {}, nodes, policy, host)
+        except RequestError:
+            raise error from None
+    return tuple(chosen[wish.request.alias] for wish in wishes)
+
+
+def _kept(
+    domain: Domain, wishes: list[Wish], nodes: frozenset[int], policy: str, host: Host
+) -> dict[str, Placed]:
+    """The vGPUs whose hostdevs point where they could start as they are, by alias."""
+    kept: dict[str, Placed] = {}
+    for wish in wishes:
+        name = _pointed(domain, wish.request)
+        if name is None:
+            continue
+        company = Company(nodes, tuple(kept.values()))
+        ranking = placement.rank(
+            wish.profile, wish.request, policy, _beside(host, kept.values()), company
+        )
+        for device in ranking.devices:
+            if device.name == name:
+                kept[wish.request.alias] = Placed(wish.request, device, wish.profile)
+    return kept
+
+
+def _chosen(
+    domain: Domain,
+    wishes: list[Wish],
+    kept: dict[str, Placed],
+    nodes: frozenset[int],
+    policy: str,
+    host: Host,
+) -> dict[str, Place]:
+    """A place for each wish, by alias: those KEPT where they are, the others anew."""
+    rest = [wish for wish in wishes if wish.request.alias not in kept]
+    # libvirt takes no two hostdevs at one address, so nothing moves to where another still points.
+    there = _beside(host, kept.values())
+    there = there._replace(busy=there.busy | pointed_by([domain]))
+    choices = together.place(rest, policy, there, Company(nodes, tuple(kept.values())))
+    found = {
+        wish.request.alias: (choice.device, choice.why)
+        for wish, choice in zip(rest, choices, strict=True)
+    }
+    found |= {alias: (placed.device, _STAYS) for alias, placed in kept.items()}
+    return {
+        wish.request.alias: Place(
+            wish.request,
+            wish.profile,
+            found[wish.request.alias][0],
+            _pointed(domain, wish.request),
+            found[wish.request.alias][1],
+        )
+        for wish in wishes
+    }
+
+
+def _beside(host: Host, kept: Iterable[Placed]) -> Host:
+    """HOST once those KEPT have their devices."""
+    for each in kept:
+        if host.is_dirty(each.device):
+            host = cleared(host, each.device)
+        if each.profile:
+            host = host._replace(planned={**host.planned, each.device.name: each.profile})
+    return host
+
+
+def _pointed(domain: Domain, request: Request) -> str | None:
+    hostdev = domain.hostdev(request.alias)
+    return str(hostdev.address) if hostdev and hostdev.address else None

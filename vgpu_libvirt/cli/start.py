@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""The verb `start`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from .. import config, libvirt_api, starting
+
+if TYPE_CHECKING:
+    from ..choosing import Place
+
+
+@click.command(short_help="Start a domain, its vGPUs on devices that are free.")
+@click.argument("domain")
+@click.option("--paused", is_flag=True, help="Leave its CPUs stopped, for 'virsh resume'.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+def start(domain: str, paused: bool, dry_run: bool) -> None:
+    """Start DOMAIN with each of its vGPUs on a device that can serve it now.
+
+    DOMAIN is a name or UUID. Its hostdevs are pointed there first; a device that does for its
+    vGPU stays. Says which devices, and why these.
+    """
+    settings = config.load()
+    with libvirt_api.connect(settings.uri) as connection:
+        if dry_run:
+            definition, places = starting.plan(settings, connection, domain)
+            click.echo(
+                f"{definition.label} would start with {_named(places)}. Nothing was written."
+            )
+            return
+        definition, places = starting.start(settings, connection, domain, paused)
+    state = "is started, and paused" if paused else "runs"
+    click.echo(f"{definition.label} {state}, with {_named(places)}.")
+
+
+def _named(places: tuple[Place, ...]) -> str:
+    return "; ".join(
+        f"'{place.request.alias}' ({place.profile.name}) at {place.device.name} of GPU "
+        f"{place.device.gpu}, since {place.why}"
+        for place in places
+    )

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Points the hostdevs of definitions at devices that could serve them now, through libvirt.
+
+Only one hostdev at a time is changed, config only, and only if it is still as it was when the
+choice was made: what others edit meanwhile stays.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from . import choosing, edits, libvirt_api, repoint
+from .devices import numa
+from .domain import edit
+from .domain.read import parse_domain
+from .edits import Edit
+from .errors import DeviceError, DomainXmlError, LibvirtError, StoreError
+from .repoint import Wanting
+from .survey import look
+
+if TYPE_CHECKING:
+    from .config import Config
+    from .domain.model import Domain
+    from .repoint import Move
+
+
+class Repointed(NamedTuple):
+    """A hostdev that points elsewhere now; None: nowhere, since it wasn't or isn't there."""
+
+    domain_uuid: str
+    alias: str
+    came: str | None
+    goes: str | None
+
+
+class Outcome(NamedTuple):
+    """What was changed, and what couldn't be."""
+
+    repointed: tuple[Repointed, ...]
+    problems: tuple[str, ...]
+
+
+def point(config: Config, connection: Any, dry_run: bool = False) -> Outcome:
+    """Point all definitions that ask for a vGPU; with DRY_RUN only say what would be changed.
+
+    First finishes changes that were killed half-way. Raises LibvirtError.
+    """
+    state = config.paths.state
+    problems = [] if dry_run else edits.finish(state, connection)
+    wanting: list[Wanting] = []
+    others: list[Domain] = []
+    for definition in libvirt_api.definitions(connection):
+        try:
+            domain = parse_domain(definition.document)
+            asks = edit.metadata(definition.document) is not None
+        except DomainXmlError as error:
+            problems.append(f"{definition.label} can't be understood: {error}")
+            continue
+        if asks:
+            wanting.append(Wanting(domain, _nodes(config, domain)))
+        else:
+            others.append(domain)
+    host = look(config).host._replace(pointed=choosing.pointed_by(others))
+    plan = repoint.plan(wanting, config.policy.placement, host)
+    done = []
+    for move in plan.moves:
+        try:
+            if dry_run or _make(state, connection, move):
+                done.append(_told(move))
+        except (LibvirtError, StoreError, DomainXmlError) as error:
+            problems.append(str(error))
+    return Outcome(tuple(done), (*problems, *plan.problems))
+
+
+def _make(state: str, connection: Any, move: Move) -> bool:
+    """Make MOVE, unless somebody changed that hostdev or its request meanwhile."""
+    definition = libvirt_api.look_up(connection, move.domain.uuid)
+    if definition is None or not definition.is_persistent:
+        return False
+    now = parse_domain(definition.document)
+    asked = [request for request in now.requests if request.alias == move.alias]
+    if now.hostdev(move.alias) != move.domain.hostdev(move.alias):
+        return False
+    if asked != ([move.place.request] if move.place else []):
+        return False
+    before = edit.find_hostdev(definition.document, move.alias)
+    after = None
+    if move.place:
+        address = move.place.device.address
+        after = edit.repointed(before, address) if before else edit.hostdev(move.alias, address)
+    edits.apply(state, definition, Edit(definition.uuid, move.alias, before, after))
+    return True
+
+
+def _told(move: Move) -> Repointed:
+    goes = move.place.device.name if move.place else None
+    return Repointed(move.domain.uuid, move.alias, move.came, goes)
+
+
+def _nodes(config: Config, domain: Domain) -> frozenset[int]:
+    try:
+        return numa.nodes_of(config.paths.sysfs, domain.nodes, domain.cpus)
+    except DeviceError:
+        return frozenset()  # then `require` finds nothing to require, and says so
