@@ -28,6 +28,7 @@ class Repointed(NamedTuple):
     """A hostdev that points elsewhere now; None: nowhere, since it wasn't or isn't there."""
 
     domain_uuid: str
+    domain_name: str
     alias: str
     came: str | None
     goes: str | None
@@ -36,8 +37,8 @@ class Repointed(NamedTuple):
 class Outcome(NamedTuple):
     """What was changed, and what couldn't be."""
 
-    repointed: tuple[Repointed, ...]
-    problems: tuple[str, ...]
+    repointed: tuple[Repointed, ...] = ()
+    problems: tuple[str, ...] = ()
 
 
 def point(config: Config, connection: Any, dry_run: bool = False) -> Outcome:
@@ -94,7 +95,7 @@ def _make(state: str, connection: Any, move: Move) -> bool:
 
 def _told(move: Move) -> Repointed:
     goes = move.place.device.name if move.place else None
-    return Repointed(move.domain.uuid, move.alias, move.came, goes)
+    return Repointed(move.domain.uuid, move.domain.name, move.alias, move.came, goes)
 
 
 def _nodes(config: Config, domain: Domain) -> frozenset[int]:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from . import choosing, edits, libvirt_api
 from .claims import store
 from .claims.liveness import Answer, State
-from .claims.model import Phase
 from .devices import numa
 from .domain import edit
 from .domain.match import Wanted
@@ -160,7 +159,7 @@ def _as_its_own(context: Context, seen: Survey, uuid: str) -> Host:
     readable = dict(host.claims.readable)
     dirty = set(host.dirty)
     for claim in host.claims.of_domain(uuid):
-        if claim.phase is Phase.RESERVED and types.get(claim.device) == 0:
+        if claim.is_mere_reservation and types.get(claim.device) == 0:
             del readable[claim.device]
         elif context.judge(claim, seen.world).state is State.DEAD:
             dirty.add(claim.device)

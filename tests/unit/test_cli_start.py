@@ -322,6 +322,24 @@ def test_a_hook_that_libvirt_does_not_run_is_told(desk: Desk) -> None:
     assert f"was started, but {desk.vfs[0]} not prepared for it: libvirt didn't" in result.output
 
 
+@pytest.mark.promise(1, 3)
+@pytest.mark.parametrize("type_id", [1152, 1149])
+def test_a_type_that_somebody_sets_on_a_reserved_device_is_not_ours(
+    desk: Desk, type_id: int
+) -> None:
+    domain = desk.define(web1(desk.vfs[0], number=None))
+
+    def hook(operation: str, document: str) -> object:
+        if operation == "prepare":
+            desk.host.set_type(desk.vfs[0], type_id)
+        return desk.host.hook(operation, document)
+
+    domain.hook = hook  # type: ignore[assignment]
+    desk.start()
+    assert desk.host.type_of(desk.vfs[0]) == str(type_id)
+    assert [claim.device for claim in desk.claims()] == [desk.vfs[1]]
+
+
 # --- what earlier starts left ---
 
 

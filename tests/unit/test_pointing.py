@@ -54,7 +54,7 @@ def test_a_missing_hostdev_is_added(host: Host) -> None:
     first = host.gpu()[0]
     domain = asking("web1", WEB1)
     outcome = point(host, domain)
-    assert outcome.repointed == ((WEB1, "ua-vgpu0", None, first),)
+    assert outcome.repointed == ((WEB1, "web1", "ua-vgpu0", None, first),)
     assert where(domain) == first
     settled(host, domain)
 
@@ -70,7 +70,7 @@ def test_a_device_that_another_domain_has_is_left_for_another(host: Host) -> Non
     first, second, *_ = host.gpu()
     start(host, first)
     domain = asking("web2", WEB2, first)
-    assert point(host, domain).repointed == ((WEB2, "ua-vgpu0", first, second),)
+    assert point(host, domain).repointed == ((WEB2, "web2", "ua-vgpu0", first, second),)
     settled(host, domain)
 
 
@@ -108,7 +108,7 @@ def test_everything_else_of_the_hostdev_stays(host: Host) -> None:
 def test_each_gets_a_device_of_its_own_while_there_are_enough(host: Host) -> None:
     first, second, *_ = host.gpu(vfs=2)
     twins = [asking("web1", WEB1, first), asking("web2", WEB2, first)]
-    assert point(host, *twins).repointed == ((WEB2, "ua-vgpu0", first, second),)
+    assert point(host, *twins).repointed == ((WEB2, "web2", "ua-vgpu0", first, second),)
     settled(host, *twins)
     third = asking("web3", WEB3)
     point(host, *twins, third)
@@ -119,7 +119,7 @@ def test_each_gets_a_device_of_its_own_while_there_are_enough(host: Host) -> Non
 def test_nobody_takes_the_right_device_of_one_that_comes_later(host: Host) -> None:
     first, second, *_ = host.gpu(vfs=2)
     domains = [asking("web1", WEB1), asking("web2", WEB2, first)]
-    assert point(host, *domains).repointed == ((WEB1, "ua-vgpu0", None, second),)
+    assert point(host, *domains).repointed == ((WEB1, "web1", "ua-vgpu0", None, second),)
 
 
 def test_a_running_domains_definition_keeps_its_own_device(host: Host) -> None:
@@ -134,7 +134,7 @@ def test_a_hostdev_whose_request_is_gone_goes(host: Host) -> None:
     first, second, *_ = host.gpu()
     both = {"ua-vgpu0": first, "ua-vgpu1": second}
     domain = Domain(domain_xml("web1", WEB1, ASKS, both, number=None))
-    assert point(host, domain).repointed == ((WEB1, "ua-vgpu1", second, None),)
+    assert point(host, domain).repointed == ((WEB1, "web1", "ua-vgpu1", second, None),)
     assert where(domain, "ua-vgpu1") is None
     settled(host, domain)
 

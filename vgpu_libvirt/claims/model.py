@@ -80,6 +80,14 @@ class Claim(NamedTuple):
         """The owner as a sentence names it."""
         return f"domain '{self.domain_name}' ({self.domain_uuid})"
 
+    @property
+    def is_mere_reservation(self) -> bool:
+        """Whether it only keeps a device for a start to come: no hook made it, nothing was written.
+
+        A type that such a device has is somebody else's.
+        """
+        return self.phase is Phase.RESERVED and self.daemon is None
+
     def to_json(self) -> dict[str, Any]:
         """The claim as the file and `status --json` show it."""
         fields = self._asdict()

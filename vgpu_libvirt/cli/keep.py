@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import click
 from rich.text import Text
 
-from .. import config, report, sync
+from .. import config, libvirt_api, pointing, report, sync
 from ..claims import locks, processes, store, witnesses
 from ..claims.liveness import State
-from ..errors import KeptError, VgpuError
+from ..errors import KeptError, LibvirtError, VgpuError
 from ..lifecycle import learn
 from ..lifecycle.context import Context
 from ..lifecycle.release import force_hindered_by, give_back, keep_visibly
@@ -29,18 +29,22 @@ _ANSWER = 10.0  # seconds that libvirt has to answer
 dry_run_option = click.option("--dry-run", is_flag=True, help="Only say what would be done.")
 
 
-@click.command("sync", short_help="Give back what is nobody's any more, adopt what runs.")
+@click.command("sync", short_help="Give back what is nobody's, and point definitions right.")
 @json_option
 @dry_run_option
 def sync_(as_json: bool, dry_run: bool) -> None:
-    """Bring the claims in line with what runs, whatever was missed.
+    """Bring the claims in line with what runs, and the definitions with what could start.
 
     Devices of domains that are provably gone are cleared; what can't be decided is kept, and said.
+    Hostdevs of definitions that ask for a vGPU are pointed at devices that can serve them now.
     """
     settings = config.load()
-    outcome = sync.reconcile(_context(settings), time.monotonic() + _LONGEST, dry_run=dry_run)
+    context = _context(settings)
+    outcome = sync.reconcile(context, time.monotonic() + _LONGEST, dry_run=dry_run)
+    pointed = _point(settings, context, dry_run)
     seen = look(settings)
-    problems = list(dict.fromkeys([*outcome.problems, *report.build(seen).problems]))
+    told = [*outcome.problems, *pointed.problems, *report.build(seen).problems]
+    problems = list(dict.fromkeys(told))
     if not dry_run and (hindered := learn.from_inventory(settings, seen.host.inventory)):
         problems += [] if hindered in problems else [hindered]
     if as_json:
@@ -48,7 +52,15 @@ def sync_(as_json: bool, dry_run: bool) -> None:
             {
                 "released": list(outcome.released),
                 "kept": [{"device": kept.device, "reason": kept.reason} for kept in outcome.kept],
-                "repointed": [],
+                "repointed": [
+                    {
+                        "domain_uuid": each.domain_uuid,
+                        "alias": each.alias,
+                        "from": each.came,
+                        "to": each.goes,
+                    }
+                    for each in pointed.repointed
+                ],
                 "problems": problems,
             }
         )
@@ -58,6 +70,7 @@ def sync_(as_json: bool, dry_run: bool) -> None:
     lines += [
         Text(f"{kept.device} was kept: {kept.reason}") for kept in outcome.kept if kept.is_doubtful
     ]
+    lines += [Text(_pointed_line(each, dry_run)) for each in pointed.repointed]
     output.show([*(lines or [Text("Nothing had to be done.")]), *output.problems(problems)])
 
 
@@ -103,6 +116,27 @@ def release(device: str, force: bool, dry_run: bool) -> None:
     click.echo(f"{claim.device} was given back: {claim.owner} is {verdict}.")
 
 
+def _point(settings: Config, context: Context, dry_run: bool) -> pointing.Outcome:
+    """Point the definitions, where libvirt runs and answers."""
+    if not processes.a_daemon_runs(settings.paths.proc):
+        return pointing.Outcome()
+    try:
+        if context.libvirt and context.libvirt.silence:
+            raise LibvirtError(context.libvirt.silence)
+        with libvirt_api.connect(settings.uri) as connection:
+            return pointing.point(settings, connection, dry_run)
+    except LibvirtError as error:
+        return pointing.Outcome((), (f"no definition was looked at: {error}",))
+
+
+def _pointed_line(each: pointing.Repointed, dry_run: bool) -> str:
+    be = "would be" if dry_run else "was"
+    if each.goes is None:
+        return f"'{each.alias}' of domain '{each.domain_name}' {be} removed with its request."
+    come = f" instead of {each.came}" if each.came else ""
+    return f"'{each.alias}' of domain '{each.domain_name}' {be} pointed at {each.goes}{come}."
+
+
 def _context(settings: Config) -> Context:
     """With libvirt's word, where a daemon runs; its socket alone would start one."""
     asked_after = frozenset(
@@ -110,6 +144,4 @@ def _context(settings: Config) -> Context:
     )
     if not asked_after or not processes.a_daemon_runs(settings.paths.proc):
         return Context(settings)
-    from .. import libvirt_api
-
     return Context(settings, libvirt=libvirt_api.ask(settings.uri, asked_after, _ANSWER))

@@ -112,7 +112,7 @@ class Context(NamedTuple):
         ours = claim.domain_uuid == self.domain_uuid and (
             claim.daemon == self.daemon
             if claim.daemon
-            else claim.phase is Phase.RESERVED and self.daemon_runs
+            else claim.is_mere_reservation and self.daemon_runs
         )
         return liveness.judge(
             claim,

@@ -133,6 +133,9 @@ def _assign(start: _Start, wanted: Wanted, undo: Revert) -> None:
     device = vendor_vfio.read_device(paths.sysfs, wanted.address)
     if device.error and (device.type_id is None or device.creatable is None):
         raise DeviceError(f"{device.name} can't be used: {device.error}")
+    if device.type_id and reserved and reserved.is_mere_reservation:
+        drop(start.context, reserved)  # somebody else set that type meanwhile
+        reserved = None
     if reserved and device.type_id == reserved.profile.id:
         profile = reserved.profile
     else:

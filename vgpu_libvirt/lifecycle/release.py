@@ -68,8 +68,10 @@ def give_back(
         if not by_force or hindrance:
             raise KeptError(f"{claim.owner} is {verdict}{hindrance}")
     address = PciAddress.parse(claim.device)
-    # A device of somebody else who lives is left alone; so is one that is gone with its type.
-    if verdict.other is None and vendor_vfio.exists(paths.sysfs, address):
+    # A device of somebody else who lives is left alone; so is one that is gone with its type, and
+    # one that was only reserved: what type it has we didn't write.
+    is_ours = verdict.other is None and not claim.is_mere_reservation
+    if is_ours and vendor_vfio.exists(paths.sysfs, address):
         vendor_vfio.clear(
             paths.sysfs,
             address,
@@ -130,6 +132,7 @@ def drop(context: Context, claim: Claim) -> None:
 def keep_visibly(context: Context, claim: Claim, why: str) -> list[str]:
     """Mark CLAIM `release-pending` with the reason, for a later sync; return what hindered it.
 
+    A mere reservation stays one, which lapses.
     The orphaned hook of a daemon that is gone marks nothing: the domain may run under a new one.
     """
     if context.daemon is not None and not context.daemon_runs:
@@ -139,8 +142,8 @@ def keep_visibly(context: Context, claim: Claim, why: str) -> list[str]:
         with locks.host(state, context.lock_deadline()):
             current = store.read(state, claim.device)
             if current and current.claim_id == claim.claim_id:
-                pending = current._replace(phase=Phase.RELEASE_PENDING, error=why)
-                store.replace(state, pending)
+                phase = current.phase if current.is_mere_reservation else Phase.RELEASE_PENDING
+                store.replace(state, current._replace(phase=phase, error=why))
     except VgpuError as error:
         return [str(error)]
     return []

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..address import PciAddress
 from ..claims import locks, store, witnesses
 from ..claims.liveness import State
 from ..claims.model import Phase
@@ -22,6 +21,7 @@ from .release import drop, give_back
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from ..address import PciAddress
     from ..claims.model import Claim
     from ..claims.witnesses import World
     from ..devices.model import Profile
@@ -67,8 +67,8 @@ def unreserve(context: Context, claims: Iterable[Claim]) -> list[str]:
                 current = store.read(state, claim.device)
                 if current is None or current.claim_id != claim.claim_id:
                     continue
-                if current.phase is Phase.RESERVED and not _type_of(context, claim):
-                    drop(context, claim)
+                if current.is_mere_reservation:
+                    drop(context, current)
                 else:
                     give_back(context, current, context.release_deadline())
         except VgpuError as error:
@@ -101,7 +101,7 @@ def _make_way(context: Context, domain: Domain, wish: Wish, world: World) -> Cla
     claim = store.read(context.config.paths.state, wish.wanted.device)
     if claim is None:
         return None
-    if claim.domain_uuid == domain.uuid and claim.phase is Phase.RESERVED:
+    if claim.domain_uuid == domain.uuid and claim.is_mere_reservation:
         return claim
     verdict = context.judge(claim, world)
     if verdict.state is not State.DEAD:
@@ -120,11 +120,3 @@ def _forget(context: Context, claims: Iterable[Claim]) -> None:
     for claim in claims:
         with contextlib.suppress(VgpuError):
             drop(context, claim)
-
-
-def _type_of(context: Context, claim: Claim) -> int:
-    """The type on the device of CLAIM; 0 where the device is gone."""
-    sysfs, address = context.config.paths.sysfs, PciAddress.parse(claim.device)
-    if not vendor_vfio.exists(sysfs, address):
-        return 0
-    return vendor_vfio.read_current(sysfs, address)
