@@ -15,10 +15,11 @@ from .capacity import cleared
 from .errors import RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from .capacity import Host
     from .choosing import Place
+    from .devices.model import Profile
     from .domain.model import Domain
 
 
@@ -50,7 +51,7 @@ def plan(definitions: Sequence[Wanting], policy: str, host: Host) -> Plan:
     moves: list[Move] = []
     problems = []
     ordered = sorted(definitions, key=lambda one: one.domain.uuid)
-    taken: frozenset[str] = frozenset()  # by those that were seen to
+    taken: dict[str, Profile | None] = {}  # by those that were seen to
     for number, one in enumerate(ordered):
         domain = one.domain
         rest = choosing.pointed_by(other.domain for other in ordered[number + 1 :])
@@ -59,9 +60,9 @@ def plan(definitions: Sequence[Wanting], policy: str, host: Host) -> Plan:
             places = _places(one, policy, _as_its_own(host, domain), taken, rest)
         except RequestError as error:
             problems.append(f"domain '{domain.name}' can't be served now: {error}")
-            taken |= choosing.pointed_by([domain])
+            taken |= dict.fromkeys(choosing.pointed_by([domain]))
             continue
-        taken |= {place.device.name for place in places}
+        taken |= {place.device.name: place.profile for place in places}
         moves += [
             Move(domain, place.request.alias, place.came, place) for place in places if place.moves
         ]
@@ -70,12 +71,19 @@ def plan(definitions: Sequence[Wanting], policy: str, host: Host) -> Plan:
 
 
 def _places(
-    one: Wanting, policy: str, host: Host, taken: frozenset[str], rest: frozenset[str]
+    one: Wanting,
+    policy: str,
+    host: Host,
+    taken: Mapping[str, Profile | None],
+    rest: frozenset[str],
 ) -> tuple[Place, ...]:
-    """Places that nobody else has; where there are none, ones to share."""
-    host = host._replace(pointed=host.pointed | taken | rest)
+    """Places that nobody else has, beside all that others will start; else ones to share."""
+    host = host._replace(pointed=host.pointed | taken.keys() | rest)
+    planned = {name: profile for name, profile in taken.items() if profile}
+    alone = host._replace(
+        planned={**host.planned, **planned}, busy=host.busy | (taken.keys() - planned.keys())
+    )
     try:
-        alone = host._replace(busy=host.busy | taken)
         return choosing.places(one.domain, one.nodes, policy, alone)
     except RequestError:
         return choosing.places(one.domain, one.nodes, policy, host)

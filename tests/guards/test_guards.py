@@ -103,6 +103,20 @@ GUARDS = [
         SYNC + "test_a_dead_claim_on_a_live_strangers_device_goes_without_a_write",
     ),
     Guard(
+        "what was only reserved is not cleared",
+        "lifecycle/release.py",
+        "and wrote and",
+        "and",
+        "test_cli_start.py::test_a_lapsed_reservation_goes_without_a_write",
+    ),
+    Guard(
+        "a type on what was only reserved is somebody else's",
+        "lifecycle/prepare.py",
+        "if device.type_id and reserved and reserved.is_mere_reservation:",
+        "if False:",
+        "test_cli_start.py::test_a_type_that_somebody_sets_on_a_reserved_device_is_not_ours",
+    ),
+    Guard(
         "release judges",
         "lifecycle/release.py",
         "if verdict.state is not State.DEAD:",

@@ -377,6 +377,16 @@ def test_anothers_reservation_that_lapsed_is(desk: Desk) -> None:
     assert pointed(domain) == {"ua-vgpu0": desk.vfs[0]}
 
 
+@pytest.mark.promise(3)
+def test_a_lapsed_reservation_goes_without_a_write(desk: Desk) -> None:
+    """Nothing was written for it, so a type that is there is somebody else's."""
+    desk.reserve(desk.vfs[0], web2(desk.vfs[0]), since_boot=0.0)
+    desk.host.set_type(desk.vfs[0], 1152)
+    desk.host.set_policy(reserve_timeout=0.001)
+    assert desk.host.daemon_hook() == (0, "", "")
+    assert (desk.claims(), desk.host.type_of(desk.vfs[0])) == ((), "1152")
+
+
 def test_its_own_leftover_is_used_again(desk: Desk) -> None:
     """libvirt's word that the domain is off ends what its daemon alone keeps."""
     assert desk.host.hook("prepare", web1(desk.vfs[0])).status == 0

@@ -116,6 +116,16 @@ def test_each_gets_a_device_of_its_own_while_there_are_enough(host: Host) -> Non
     settled(host, *twins, third)
 
 
+def test_they_are_spread_over_the_gpus_by_what_each_will_take(host: Host) -> None:
+    first, second = host.gpu()[0], host.gpu("0000:5e:00.0")[0]
+    request = {"ua-vgpu0": "NVIDIA L40S-48Q"}  # one fits on each GPU
+    domains = [
+        Domain(domain_xml(name, uuid, request, number=None))
+        for name, uuid in (("web1", WEB1), ("web2", WEB2))
+    ]
+    assert {move.goes for move in point(host, *domains).repointed} == {first, second}
+
+
 def test_nobody_takes_the_right_device_of_one_that_comes_later(host: Host) -> None:
     first, second, *_ = host.gpu(vfs=2)
     domains = [asking("web1", WEB1), asking("web2", WEB2, first)]

@@ -110,9 +110,8 @@ class Context(NamedTuple):
         what was reserved for one without a daemon's hook was reserved for this one.
         """
         ours = claim.domain_uuid == self.domain_uuid and (
-            claim.daemon == self.daemon
-            if claim.daemon
-            else claim.is_mere_reservation and self.daemon_runs
+            (claim.daemon is not None and claim.daemon == self.daemon)
+            or (claim.is_mere_reservation and self.daemon_runs)
         )
         return liveness.judge(
             claim,

@@ -70,8 +70,8 @@ def give_back(
     address = PciAddress.parse(claim.device)
     # A device of somebody else who lives is left alone; so is one that is gone with its type, and
     # one that was only reserved: what type it has we didn't write.
-    is_ours = verdict.other is None and not claim.is_mere_reservation
-    if is_ours and vendor_vfio.exists(paths.sysfs, address):
+    wrote = not claim.is_mere_reservation
+    if verdict.other is None and wrote and vendor_vfio.exists(paths.sysfs, address):
         vendor_vfio.clear(
             paths.sysfs,
             address,
