@@ -59,7 +59,10 @@ def reconcile(context: Context, deadline: float, dry_run: bool = False) -> Outco
         else:
             kept.append(reason)
     if not dry_run:
-        problems += _keep_track(context)
+        try:
+            problems += _keep_track(context)
+        except VgpuError as error:  # what has been given back is still to be told
+            problems.append(str(error))
     return Outcome(tuple(released), tuple(sorted(kept)), tuple(dict.fromkeys(problems)))
 
 

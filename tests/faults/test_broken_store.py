@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from tests.faults.kill import Call, Ended, Operation
     from tests.faults.world import World
 
+pytestmark = pytest.mark.promise(3, 6, 7)
+
 # The others make the same calls, or the same ones more often.
 ALIKE = ("prepare-two", "release-two", "prepare-refused-profile", "prepare-over-")
 SOME = [case for case in CASES if not case.name.startswith(ALIKE)]

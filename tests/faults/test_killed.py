@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from tests.faults.kill import Operation
     from tests.faults.world import Guest, World
 
+pytestmark = pytest.mark.promise(1, 2, 3, 4, 7)
+
 SIGKILL = -9
 every_case = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     from tests.faults.world import Guest, World
 
+pytestmark = pytest.mark.promise(1, 4)
+
 PATIENCE = 1e-6  # seconds that a hook waits here for the lock of one that stands still
 SHORT = 40  # calls; of an operation as short as that, everything is tried at every step
 STUB = REPOSITORY / "hooks/qemu"

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Callable
 
+pytestmark = pytest.mark.promise(2, 3)
+
 GPUS = ("0000:3d:00.0", "0000:41:00.0", "0000:81:00.0", "0000:c1:00.0")
 MANY = 64
 SLOTS_A_GPU = 4  # of 12 GiB on 48

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from tests.faults.kill import Call
     from tests.faults.world import World
 
+pytestmark = pytest.mark.promise(3, 5)
+
 KEPT = ("fsynced", "names", "all")
 CURRENT = "/nvidia/current_vgpu_type"
 every_case = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])

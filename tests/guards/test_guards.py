@@ -126,8 +126,8 @@ GUARDS = [
     Guard(
         "release goes by the claim's id",
         "lifecycle/release.py",
-        "return current is not None and current.claim_id == claim.claim_id",
-        "return True",
+        "return current if current and current.claim_id == claim.claim_id else None",
+        "return claim",
         LIFECYCLE + "test_a_claim_that_was_replaced_meanwhile_is_not_given_back",
     ),
     Guard(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from typing import TYPE_CHECKING
@@ -246,6 +247,26 @@ def test_a_device_at_which_somebody_works_is_left_to_them(host: Host) -> None:
         outcome = reconcile(host)
     assert outcome.released == ()
     assert outcome.kept[0].reason == "somebody is at work on it just now"
+
+
+def test_what_was_given_back_is_told_though_the_host_lock_is_held_afterwards(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vf = host.gpu()[0]
+    start(host, vf)
+    host.end_domain("web1", 4001)
+    host.set_policy(lock_timeout=0.2)
+    with contextlib.ExitStack() as held:
+        give_back = sync.give_back
+
+        def then_lock(*arguments: object) -> None:
+            give_back(*arguments)  # type: ignore[arg-type]
+            held.enter_context(locks.host(host.paths.state, time.monotonic()))
+
+        monkeypatch.setattr(sync, "give_back", then_lock)
+        outcome = reconcile(host)
+    assert outcome.released == (vf,)
+    assert any("is held by somebody else" in problem for problem in outcome.problems)
 
 
 @pytest.mark.promise(5)

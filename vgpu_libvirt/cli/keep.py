@@ -138,7 +138,10 @@ def _pointed_line(each: pointing.Repointed, dry_run: bool) -> str:
 
 
 def _context(settings: Config) -> Context:
-    """With libvirt's word, where a daemon runs; its socket alone would start one."""
+    """With libvirt's word, where a daemon runs; its socket alone would start one.
+
+    First the claims, then the question: its answer is about those alone.
+    """
     asked_after = frozenset(
         claim.claim_id for claim in store.read_all(settings.paths.state).readable.values()
     )

@@ -148,8 +148,10 @@ def _assign(start: _Start, wanted: Wanted, undo: Revert) -> None:
     undo.add(lambda: _take_back(start, claim))
     with locks.host(paths.state, start.context.lock_deadline()):
         suitability.check_cordons(start.context, start.domain, wanted, device.gpu)
+        # Model: claim_first
         (store.replace if reserved else store.create)(paths.state, claim)
     if device.type_id != profile.id:
+        # Model: guard, write, read_back
         guard = start.context.write_guard(device.name)
         vendor_vfio.program(paths.sysfs, device.address, profile, guard)
     with locks.host(paths.state, start.context.lock_deadline()):
@@ -222,7 +224,10 @@ def _profile(start: _Start, wanted: Wanted, device: Device) -> Profile:
 
 
 def _take_back(start: _Start, claim: Claim) -> None:
-    """Undo one assignment of this start; what won't clear stays, visibly, for `release`."""
+    """Undo one assignment of this start; what won't clear stays, visibly, for `release`.
+
+    Model: take_back.
+    """
     context = start.context
     sysfs = context.config.paths.sysfs
     try:

@@ -59,8 +59,12 @@ def give_back(
     guarding and clearing a device may raise; the claim is then as it was.
     """
     paths = context.config.paths
-    if not _stands(context, claim):
+    # Model: look_again. Its QEMU may have been noted in it since.
+    standing = _standing(context, claim)
+    if standing is None:
         return
+    claim = standing
+    # Model: see_daemon, then see_others.
     world = witnesses.look_around(paths, claim.daemon)
     verdict = context.judge(claim, world, start_is_over)
     if verdict.state is not State.DEAD:
@@ -72,6 +76,7 @@ def give_back(
     # one that was only reserved: what type it has we didn't write.
     wrote = not claim.is_mere_reservation
     if verdict.other is None and wrote and vendor_vfio.exists(paths.sysfs, address):
+        # Model: guard, write_0, read_back_0.
         vendor_vfio.clear(
             paths.sysfs,
             address,
@@ -80,7 +85,7 @@ def give_back(
             deadline,
             may_be_in_use=True,
         )
-    drop(context, claim)
+    drop(context, claim)  # Model: drop
 
 
 def _force_guard(context: Context, claim: Claim) -> Callable[[], None]:
@@ -95,7 +100,7 @@ def _force_guard(context: Context, claim: Claim) -> Callable[[], None]:
         verdict = context.judge(claim, world)
         is_dead = verdict.state is State.DEAD and verdict.other is None
         hindrance = "" if is_dead else force_hindered_by(claim, verdict, world)
-        if hindrance or not _stands(context, claim):
+        if hindrance or _standing(context, claim) is None:
             raise KeptError(f"{claim.owner} is {verdict}{hindrance}")
         check()
 
@@ -149,6 +154,7 @@ def keep_visibly(context: Context, claim: Claim, why: str) -> list[str]:
     return []
 
 
-def _stands(context: Context, claim: Claim) -> bool:
+def _standing(context: Context, claim: Claim) -> Claim | None:
+    """CLAIM as it is in the store now; None where it stands there no more."""
     current = store.read(context.config.paths.state, claim.device)
-    return current is not None and current.claim_id == claim.claim_id
+    return current if current and current.claim_id == claim.claim_id else None
