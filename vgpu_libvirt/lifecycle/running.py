@@ -28,7 +28,8 @@ def started(context: Context, domain: Domain) -> list[str]:
     """Note in the domain's claims which QEMU it is."""
     state = context.config.paths.state
     with locks.host(state, context.lock_deadline()):
-        # Model: note. Not before: a hook that stood still would note an earlier QEMU in a later start's claim.
+        # Model: note. Not before the lock: a hook that stood still there would note an earlier QEMU
+        # in a later start's claim.
         live = inventory.live_domain(context.config.paths, domain.name, domain.uuid)
         if live is None:
             return [f"the QEMU of domain '{domain.name}' is not in libvirt's status files"]
