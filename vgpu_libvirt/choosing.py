@@ -41,6 +41,21 @@ def pointed_by(domains: Iterable[Domain]) -> frozenset[str]:
     return frozenset(str(h.address) for domain in domains for h in domain.hostdevs if h.address)
 
 
+def check_hostdevs(domain: Domain, label: str) -> None:
+    """Check that the hostdevs of DOMAIN's requests could get a vGPU; LABEL names it in a sentence.
+
+    Raises RequestError.
+    """
+    for request in domain.requests:
+        hostdev = domain.hostdev(request.alias)
+        if hostdev and (hostdev.managed or hostdev.kind != "pci"):
+            what = "managed='yes'" if hostdev.managed else f"type '{hostdev.kind}'"
+            raise RequestError(
+                f"the hostdev '{request.alias}' of {label} has {what}, with which it gets no vGPU; "
+                f"run 'virt-vgpu fix-xml {domain.name}'"
+            )
+
+
 def places(domain: Domain, nodes: frozenset[int], policy: str, host: Host) -> tuple[Place, ...]:
     """A device of its own for each request of DOMAIN, which lives on NODES: all or none.
 

@@ -105,13 +105,7 @@ def _check(domain: Domain) -> None:
             f"its request in the metadata can't be understood: {domain.request_error}; run "
             f"'virt-vgpu fix-xml {domain.name}'"
         )
-    for request in domain.requests:
-        hostdev = domain.hostdev(request.alias)
-        if hostdev and (hostdev.managed or hostdev.kind != "pci"):
-            what = "managed='yes'" if hostdev.managed else f"type '{hostdev.kind}'"
-            raise RequestError(
-                f"its hostdev '{request.alias}' has {what}; run 'virt-vgpu fix-xml {domain.name}'"
-            )
+    choosing.check_hostdevs(domain, "it")
 
 
 def _without_request(domain: Domain, host: Host) -> list[Move]:

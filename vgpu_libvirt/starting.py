@@ -117,14 +117,7 @@ def _check(definition: Definition) -> None:
         raise RequestError(
             f"{definition.label} asks for no vGPU; start it with 'virsh start {definition.name}'"
         )
-    for request in domain.requests:
-        hostdev = domain.hostdev(request.alias)
-        if hostdev and (hostdev.managed or hostdev.kind != "pci"):
-            what = "managed='yes'" if hostdev.managed else f"type '{hostdev.kind}'"
-            raise RequestError(
-                f"the hostdev '{request.alias}' of {definition.label} has {what}, with which it "
-                f"gets no vGPU; run 'virt-vgpu fix-xml {definition.name}'"
-            )
+    choosing.check_hostdevs(domain, definition.label)
 
 
 def choose(

@@ -45,8 +45,9 @@ def clean() -> Iterator[None]:
             script.unlink()
     if not guest.OUR_HOOK.exists():
         guest.run("cp", "/lab/hooks/qemu", str(guest.OUR_HOOK))
-    for path in guest.CLAIMS.glob("*.json"):
-        path.unlink()
+    for kind in ("claims/*.json", "cordons/*.json", "edits/*.json", "catalogue.json"):
+        for path in guest.CLAIMS.parent.glob(kind):
+            path.unlink()
     for vf in (guest.VF1, guest.VF2, guest.VF3, guest.OTHER_GPU_VF):
         if guest.type_of(vf) != "0":
             guest.set_type(vf, "0")
