@@ -83,8 +83,8 @@ def test_a_failed_start_on_anothers_vf_does_not_touch_it(errno_in_use: int) -> N
     said = refused("start", "web3")
     assert (
         f"vgpu-libvirt: {VF1} belongs to domain 'web1' ({uuid_of('web1')}): libvirt has it "
-        f"running as process {qemu_pid('web1')}; point the hostdev 'ua-vgpu0' of domain 'web3' at "
-        "another VF"
+        f"running as process {qemu_pid('web1')}; run 'virt-vgpu sync', which points the hostdev "
+        "'ua-vgpu0' of domain 'web3' at another VF if there is one, then start it again"
     ) in said
     assert writes_to(VF1) == before, "not even a write that the driver refuses"
     assert type_of(VF1) == PROFILE_ID

@@ -177,9 +177,9 @@ def _make_way(start: _Start, wanted: Wanted, world: World) -> Claim | None:
             ) from error
         return None
     raise RefusedError(
-        f"{wanted.device} belongs to {claim.owner}: {verdict.evidence[0]}; point the hostdev "
-        f"'{wanted.request.alias}' of domain '{start.domain.name}' at another VF, as "
-        "'virt-vgpu profiles' shows them"
+        f"{wanted.device} belongs to {claim.owner}: {verdict.evidence[0]}; run 'virt-vgpu sync', "
+        f"which points the hostdev '{wanted.request.alias}' of domain '{start.domain.name}' at "
+        "another VF if there is one, then start it again"
     )
 
 
