@@ -8,12 +8,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from .. import fs
+from .processes import VANISHED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _DELETED = " (deleted)"
-_VANISHED = (FileNotFoundError, ProcessLookupError)
 
 
 class Handles(NamedTuple):
@@ -65,7 +65,7 @@ def _scan_files(
     directory = f"{process}/fd"
     try:
         names = os.listdir(directory)
-    except _VANISHED:
+    except VANISHED:
         return False
     except OSError as error:
         unknown.append(f"{directory} can't be read: {fs.reason(error)}")
@@ -73,7 +73,7 @@ def _scan_files(
     for name in names:
         try:
             target = os.readlink(f"{directory}/{name}")
-        except _VANISHED:
+        except VANISHED:
             continue
         except OSError as error:
             unknown.append(f"{directory}/{name} can't be read: {fs.reason(error)}")
@@ -89,7 +89,7 @@ def _scan_files(
 def _threads(process: str, pid: int, unknown: list[str]) -> list[str]:
     try:
         return [name for name in os.listdir(f"{process}/task") if name != str(pid)]
-    except _VANISHED:
+    except VANISHED:
         return []
     except OSError as error:
         unknown.append(f"{process}/task can't be read: {fs.reason(error)}")

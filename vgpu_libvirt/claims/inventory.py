@@ -16,12 +16,11 @@ from ..domain import read
 from ..errors import DomainXmlError
 from . import processes
 from .model import Process
+from .processes import VANISHED
 
 if TYPE_CHECKING:
     from ..config import Paths
     from ..domain.model import Domain
-
-_VANISHED = (FileNotFoundError, ProcessLookupError)
 
 
 class LiveDomain(NamedTuple):
@@ -102,7 +101,7 @@ def _live(paths: Paths, path: str) -> LiveDomain | None:
         raise DomainXmlError("it names no process")
     try:
         stat = processes.read_stat(paths.proc, status.pid)
-    except _VANISHED:
+    except VANISHED:
         return None
     except ValueError as error:
         raise DomainXmlError(str(error)) from error

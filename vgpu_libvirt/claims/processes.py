@@ -19,7 +19,7 @@ from .model import Namespaces, Process, Qemu
 _DAEMONS = ("libvirtd", "virtqemud")
 _PF_KTHREAD = 0x00200000  # of the flags in stat
 _NAMESPACE = re.compile(r"\w+:\[(\d+)\]", re.ASCII)
-_VANISHED = (FileNotFoundError, ProcessLookupError)
+VANISHED = (FileNotFoundError, ProcessLookupError)  # what looking at one that ended raises
 
 
 class Presence(Enum):
@@ -41,7 +41,7 @@ class Stat(NamedTuple):
 
 
 def read_stat(proc: str, pid: int) -> Stat:
-    """Read a process's stat. Raises OSError (of _VANISHED where it's gone), ValueError."""
+    """Read a process's stat. Raises OSError (of VANISHED where it's gone), ValueError."""
     text = fs.read_text(f"{proc}/{pid}/stat", errors="replace")
     # The name may contain spaces and parentheses; the fields begin after the last one.
     head, _, tail = text.rpartition(")")
@@ -64,7 +64,7 @@ def presence(proc: str, process: Process | Qemu) -> Presence:
     """
     try:
         stat = read_stat(proc, process.pid)
-    except _VANISHED:
+    except VANISHED:
         return Presence.GONE
     except (OSError, ValueError):
         return Presence.UNKNOWN
@@ -78,7 +78,7 @@ def presence(proc: str, process: Process | Qemu) -> Presence:
 def _other_threads(proc: str, pid: int) -> bool:
     try:
         return any(name != str(pid) for name in os.listdir(f"{proc}/{pid}/task"))
-    except _VANISHED:
+    except VANISHED:
         return False
     except OSError:
         return True
@@ -92,7 +92,7 @@ def names_uuid(proc: str, pid: int, uuid: str) -> bool:
     """
     try:
         line = fs.read_text(f"{proc}/{pid}/cmdline", errors="replace")
-    except _VANISHED:
+    except VANISHED:
         return False
     except OSError:
         return True
@@ -100,18 +100,10 @@ def names_uuid(proc: str, pid: int, uuid: str) -> bool:
         return uuid in line
     try:
         return not read_stat(proc, pid).is_kernel_thread
-    except _VANISHED:
+    except VANISHED:
         return False
     except (OSError, ValueError):
         return True
-
-
-def identify(proc: str, pid: int) -> Process | None:
-    """The process that has PID now, or None. Raises OSError, ValueError."""
-    try:
-        return Process(pid, read_stat(proc, pid).start)
-    except _VANISHED:
-        return None
 
 
 def daemon_above(proc: str, pid: int) -> Process | None:
@@ -159,7 +151,7 @@ def is_daemon(proc: str, pid: int) -> bool:
     """Whether PID is a libvirt daemon, or can't be looked at."""
     try:
         return read_stat(proc, pid).name in _DAEMONS
-    except _VANISHED:
+    except VANISHED:
         return False
     except (OSError, ValueError):
         return True
