@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from .. import fs
 from ..address import PciAddress
 from ..errors import AddressError, DeviceError, InUseError, RewrittenError
+from . import nodes
 from .model import Device, Gpu, Inventory, Profile
 
 if TYPE_CHECKING:
@@ -216,26 +217,8 @@ def numa_node(sysfs: str, gpu: PciAddress) -> int | None:
 
 
 def vfio_nodes(sysfs: str, address: PciAddress) -> frozenset[str]:
-    """The VFIO nodes of a VF below `<dev>`: `vfio/<group>` and `vfio/devices/vfio<N>`.
-
-    QEMU may hold either. An unbound VF has no cdev, a host without groups no group.
-    Raises DeviceError where they can't be told.
-    """
-    path = directory(sysfs, address)
-    nodes = set()
-    try:
-        nodes.add(f"vfio/{os.path.basename(os.readlink(f'{path}/iommu_group'))}")
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise DeviceError(f"the IOMMU group of {address}: {fs.reason(error)}") from error
-    try:
-        nodes.update(f"vfio/devices/{name}" for name in os.listdir(f"{path}/vfio-dev"))
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise DeviceError(f"the VFIO device of {address}: {fs.reason(error)}") from error
-    return frozenset(nodes)
+    """The VFIO nodes of a VF below `<dev>`. Raises DeviceError where they can't be told."""
+    return nodes.vfio_nodes(directory(sysfs, address), str(address))
 
 
 def program(sysfs: str, address: PciAddress, profile: Profile, guard: Callable[[], None]) -> None:
