@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from . import placement, together
 from .capacity import cleared
-from .errors import RequestError
+from .domain.read import parse_domain
+from .errors import DomainXmlError, RequestError
 from .placement import Company, Placed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from .capacity import Host
     from .devices.model import Device, Profile
     from .domain.model import Domain, Request
-    from .together import Wish
+    from .libvirt_api import Definition
+    from .together import Choice, Wish
 
 _STAYS = "its definition points there already"
 
@@ -39,6 +41,42 @@ class Place(NamedTuple):
 def pointed_by(domains: Iterable[Domain]) -> frozenset[str]:
     """The devices that the hostdevs of DOMAINS name."""
     return frozenset(str(h.address) for domain in domains for h in domain.hostdevs if h.address)
+
+
+def others(definitions: Iterable[Definition], uuid: str) -> Iterator[Domain]:
+    """The domains of all DEFINITIONS but that with UUID.
+
+    Without those that can't be understood: what they point at only costs a preference.
+    """
+    for definition in definitions:
+        if definition.uuid != uuid:
+            try:
+                yield parse_domain(definition.document)
+            except DomainXmlError:
+                continue
+
+
+def one_more(
+    domain: Domain, request: Request, nodes: frozenset[int], policy: str, host: Host
+) -> Choice:
+    """A device for REQUEST beside the vGPUs that DOMAIN has, which stay where they are.
+
+    DOMAIN lives on NODES. Raises RequestError, with the reason for each GPU.
+    """
+    devices = {device.address: device for device in host.inventory.devices}
+    there = []
+    for other in domain.requests:
+        hostdev = domain.hostdev(other.alias)
+        if hostdev and hostdev.address in devices:
+            try:
+                profile = placement.resolve(other.profile, host)
+            except RequestError:
+                profile = None  # it won't start, whatever we do
+            there.append(Placed(other, devices[hostdev.address], profile))
+    wish = together.Wish(request, placement.resolve(request.profile, host))
+    host = host._replace(busy=host.busy | pointed_by([domain]))
+    (choice,) = together.place([wish], policy, host, Company(nodes, tuple(there)))
+    return choice
 
 
 def check_hostdevs(domain: Domain, label: str) -> None:

@@ -24,17 +24,25 @@ if TYPE_CHECKING:
 
 # How our hook begins a sentence; libvirt shows it at the end of much else.
 _HOOK = re.compile(r"vgpu-libvirt: (.+)")
+# What QEMU says where a guest has been asked already to let a device go.
+_UNPLUGGING = "is already in the process of unplug"
 
 
 class Definition(NamedTuple):
-    """A domain as libvirt has it, and its handle there."""
+    """A domain as libvirt has it, and its handle there; `live` makes it the one that runs."""
 
     name: str
     uuid: str
-    document: str  # the inactive XML
+    document: str  # the inactive XML; or that of what runs
     is_active: bool
     is_persistent: bool
     handle: Any  # libvirt.virDomain
+    affects: int = libvirt.VIR_DOMAIN_AFFECT_CONFIG  # what changes go to
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it is the domain as it runs, not its definition."""
+        return bool(self.affects == libvirt.VIR_DOMAIN_AFFECT_LIVE)
 
     @property
     def label(self) -> str:
@@ -133,6 +141,22 @@ def definitions(connection: Any) -> tuple[Definition, ...]:
     return tuple(found)
 
 
+def live(definition: Definition) -> Definition:
+    """The domain as it runs: its XML now, and changes go to it alone. Raises LibvirtError."""
+    return look_again(definition._replace(affects=libvirt.VIR_DOMAIN_AFFECT_LIVE))
+
+
+def look_again(side: Definition) -> Definition:
+    """SIDE, the definition or what runs, as it is now. Raises LibvirtError."""
+    handle = side.handle
+    try:
+        is_active = bool(handle.isActive())
+        document = handle.XMLDesc(0 if side.is_live else libvirt.VIR_DOMAIN_XML_INACTIVE)
+    except libvirt.libvirtError as error:
+        raise LibvirtError(f"{side.label} can't be read: {_message(error)}") from error
+    return side._replace(document=document, is_active=is_active)
+
+
 def create(definition: Definition, paused: bool) -> None:
     """Start a domain. Raises LibvirtError, where our hook refused it with the hook's sentence."""
     flags = libvirt.VIR_DOMAIN_START_PAUSED if paused else 0
@@ -157,7 +181,7 @@ def has_saved_state(definition: Definition) -> bool:
 
 
 def set_metadata(definition: Definition, metadata: str | None) -> None:
-    """Write our element of an inactive definition's metadata; None removes it."""
+    """Write our element of a domain's metadata; None removes it."""
     text = None if metadata is None else edit.for_libvirt(metadata)
     handle = definition.handle
     _change(
@@ -168,7 +192,7 @@ def set_metadata(definition: Definition, metadata: str | None) -> None:
             text,
             PREFIX,
             NAMESPACE,
-            libvirt.VIR_DOMAIN_AFFECT_CONFIG,
+            definition.affects,
         ),
     )
 
@@ -190,8 +214,8 @@ def remove_metadata(definition: Definition, namespace: str) -> None:
 
 
 def attach(definition: Definition, device: str) -> None:
-    """Add a device to an inactive definition."""
-    handle, flags = definition.handle, libvirt.VIR_DOMAIN_AFFECT_CONFIG
+    """Add a device to a domain; to one that runs, it is plugged in."""
+    handle, flags = definition.handle, definition.affects
     _change(
         definition,
         "the hostdev can't be attached",
@@ -200,8 +224,8 @@ def attach(definition: Definition, device: str) -> None:
 
 
 def detach(definition: Definition, device: str) -> None:
-    """Remove a device from an inactive definition."""
-    handle, flags = definition.handle, libvirt.VIR_DOMAIN_AFFECT_CONFIG
+    """Remove a device from a domain; one that runs is asked to let it go, and may take its time."""
+    handle, flags = definition.handle, definition.affects
     _change(
         definition,
         "the hostdev can't be detached",
@@ -221,6 +245,8 @@ def _change(definition: Definition, failure: str, act: Callable[[], object]) -> 
     try:
         act()
     except libvirt.libvirtError as error:
+        if definition.is_live and _UNPLUGGING in _message(error):
+            return  # asked before, by whomever
         raise LibvirtError(f"{definition.label}: {failure}: {_message(error)}") from error
 
 

@@ -7,10 +7,9 @@ A reservation keeps the device for exactly this start. No lock is held while lib
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
-from . import choosing, edits, libvirt_api
+from . import choosing, edits, libvirt_api, trying
 from .claims import store
 from .claims.liveness import Answer, State
 from .devices import numa
@@ -18,15 +17,13 @@ from .domain import edit
 from .domain.match import Wanted
 from .domain.read import parse_domain
 from .edits import Edit
-from .errors import DeviceError, DomainXmlError, LibvirtError, RequestError, StoreError, VgpuError
+from .errors import DeviceError, LibvirtError, RequestError, StoreError, VgpuError
 from .lifecycle.context import Context
 from .lifecycle.reserve import Wish, reserve, unreserve
 from .revert import Revert
 from .survey import look
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from .capacity import Host
     from .choosing import Place
     from .claims.model import Claim
@@ -34,8 +31,6 @@ if TYPE_CHECKING:
     from .domain.model import Domain
     from .libvirt_api import Definition
     from .survey import Survey
-
-_MOST_TRIES = 4  # devices that may refuse; each may cost a whole start of QEMU
 
 
 def plan(config: Config, connection: Any, wanted: str) -> tuple[Definition, tuple[Place, ...]]:
@@ -60,20 +55,22 @@ def start(
         raise LibvirtError(left[0])
     refused: dict[str, None] = {}  # devices, in the order in which they were tried
     failure: VgpuError | None = None
-    for _ in range(_MOST_TRIES):
+    for _ in range(trying.MOST_TRIES):
         definition, context = _look_up(config, connection, definition.uuid)
         try:
             domain = parse_domain(definition.document)
             places = choose(context, connection, domain, frozenset(refused))
         except RequestError as error:
-            raise _with_tried(failure or error, refused) from error
+            raise trying.with_tried(failure or error, refused) from error
         try:
             claims = _start(context, connection, definition, places, paused)
         except StoreError as error:
             raise _who_may(error, config) from error
         except VgpuError as error:
             failure = error
-            named = [place.device.name for place in places if _names(error, place.device.name)]
+            named = [
+                place.device.name for place in places if trying.names(error, place.device.name)
+            ]
             if not named:
                 break
             refused |= dict.fromkeys(named)
@@ -81,7 +78,7 @@ def start(
             _check_taken(config, definition, claims)
             return definition, places
     assert failure is not None
-    raise _with_tried(failure, refused) from failure
+    raise trying.with_tried(failure, refused) from failure
 
 
 def _look_up(config: Config, connection: Any, uuid: str) -> tuple[Definition, Context]:
@@ -128,21 +125,10 @@ def choose(
     Raises RequestError where there is none, LibvirtError, StoreError.
     """
     config = context.config
-    others = (
-        parsed
-        for other in libvirt_api.definitions(connection)
-        if other.uuid != domain.uuid and (parsed := _parsed(other))
-    )
+    others = choosing.others(libvirt_api.definitions(connection), domain.uuid)
     host = _as_its_own(context, look(config), domain.uuid)
     host = host._replace(pointed=choosing.pointed_by(others), busy=host.busy | refused)
-    return choosing.places(domain, _nodes(config, domain), config.policy.placement, host)
-
-
-def _parsed(definition: Definition) -> Domain | None:
-    try:
-        return parse_domain(definition.document)
-    except DomainXmlError:
-        return None  # what it points at only costs a preference
+    return choosing.places(domain, nodes_of(config, domain), config.policy.placement, host)
 
 
 def _as_its_own(context: Context, seen: Survey, uuid: str) -> Host:
@@ -161,7 +147,8 @@ def _as_its_own(context: Context, seen: Survey, uuid: str) -> Host:
     )
 
 
-def _nodes(config: Config, domain: Domain) -> frozenset[int]:
+def nodes_of(config: Config, domain: Domain) -> frozenset[int]:
+    """The NUMA nodes that DOMAIN lives on. Raises DeviceError where a request needs to know."""
     try:
         return numa.nodes_of(config.paths.sysfs, domain.nodes, domain.cpus)
     except DeviceError:
@@ -226,18 +213,6 @@ def _edit(definition: Definition, place: Place) -> Edit:
     before = edit.find_hostdev(definition.document, alias)
     after = edit.repointed(before, address) if before else edit.hostdev(alias, address)
     return Edit(definition.uuid, alias, before, after)
-
-
-def _names(error: VgpuError, device: str) -> bool:
-    """Whether a sentence is about DEVICE, so that another may do better."""
-    return bool(re.search(rf"(?<![0-9a-f]){re.escape(device)}\b", str(error)))
-
-
-def _with_tried(failure: VgpuError, refused: Iterable[str]) -> VgpuError:
-    tried = [device for device in refused if not _names(failure, device)]
-    if not tried:
-        return failure
-    return type(failure)(f"{failure} (before that, {', '.join(tried)} failed)")
 
 
 def _who_may(error: StoreError, config: Config) -> StoreError:

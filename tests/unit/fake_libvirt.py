@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""A libvirt that keeps definitions in memory and does with them what the real one does.
+"""A libvirt that keeps domains in memory and does with them what the real one does.
 
 libvirt's own test driver has no hostdevs. The real one is tried in the lab.
 """
@@ -39,7 +39,11 @@ class Domain:
 
     def __init__(self, document: str, active: bool = False, persistent: bool = True) -> None:
         self.document = etree.fromstring(document)
+        self.live = etree.fromstring(document)  # what runs, while it is active
         self.active = active
+        self.changed: Callable[[], None] | None = None  # told when its QEMU has other devices
+        self.lets_go = True  # whether the guest lets a device go when it is asked to
+        self.going: list[etree._Element] = []  # hostdevs that the guest was asked to let go
         self.persistent = persistent
         self.writes: list[str] = []
         self.refuses: tuple[str, ...] = ()  # calls that fail
@@ -67,15 +71,16 @@ class Domain:
         return int(self.persistent)
 
     def XMLDesc(self, flags: int) -> str:  # noqa: N802
-        assert flags == libvirt.VIR_DOMAIN_XML_INACTIVE
-        return etree.tostring(self.document, encoding="unicode")
+        assert flags in (0, libvirt.VIR_DOMAIN_XML_INACTIVE)
+        is_live = self.active and not flags
+        return etree.tostring(self.live if is_live else self.document, encoding="unicode")
 
     def setMetadata(self, kind: int, text: str | None, key: str, uri: str, flags: int) -> int:  # noqa: N802
-        self._write("setMetadata", flags)
+        document = self._write("setMetadata", flags)
         assert kind == libvirt.VIR_DOMAIN_METADATA_ELEMENT
-        metadata = self.document.find("metadata")
+        metadata = document.find("metadata")
         if metadata is None:
-            metadata = etree.SubElement(self.document, "metadata")
+            metadata = etree.SubElement(document, "metadata")
         for old in metadata.findall(f"{{{uri}}}*"):
             metadata.remove(old)
         if text is not None:
@@ -88,6 +93,7 @@ class Domain:
             for element in root.iter(etree.Element):
                 if not etree.QName(element).namespace:
                     element.tag = f"{{{uri}}}{element.tag}"
+        self._tell(document)
         return 0
 
     def hasManagedSaveImage(self) -> int:  # noqa: N802
@@ -109,6 +115,7 @@ class Domain:
                 self._run(name, document)
             raise failure
         self.active = True
+        self.live = live
         self.started_paused = flags == libvirt.VIR_DOMAIN_START_PAUSED
         return 0
 
@@ -127,9 +134,9 @@ class Domain:
         )
 
     def attachDeviceFlags(self, text: str, flags: int) -> int:  # noqa: N802
-        self._write("attachDeviceFlags", flags)
+        document = self._write("attachDeviceFlags", flags)
         device = etree.fromstring(text)
-        devices = self.document.find("devices")
+        devices = document.find("devices")
         assert devices is not None
         if any(source(device) == source(other) for other in devices.findall("hostdev")):
             raise error(libvirt.VIR_ERR_OPERATION_INVALID, "device is already in the domain")
@@ -137,24 +144,56 @@ class Domain:
         if alias is not None and not alias.get("name", "").startswith("ua-"):
             device.remove(alias)
         devices.append(device)
+        self._tell(document)
         return 0
 
     def detachDeviceFlags(self, text: str, flags: int) -> int:  # noqa: N802
-        self._write("detachDeviceFlags", flags)
+        document = self._write("detachDeviceFlags", flags)
         wanted = source(etree.fromstring(text))
-        devices = self.document.find("devices")
+        devices = document.find("devices")
         assert devices is not None
         for hostdev in devices.findall("hostdev"):
             if source(hostdev) == wanted:
-                devices.remove(hostdev)
-                return 0
-        raise error(libvirt.VIR_ERR_DEVICE_MISSING, "host device not found")
+                break
+        else:
+            raise error(libvirt.VIR_ERR_DEVICE_MISSING, "host device not found")
+        if document is self.document:
+            devices.remove(hostdev)
+        elif hostdev in self.going:
+            name = hostdev.find("alias").get("name")  # type: ignore[union-attr]
+            raise error(
+                libvirt.VIR_ERR_INTERNAL_ERROR,
+                "internal error: unable to execute QEMU command 'device_del': Device "
+                f"{name} is already in the process of unplug",
+            )
+        else:
+            self.going.append(hostdev)
+            if self.lets_go:
+                self.let_go()
+        return 0
 
-    def _write(self, call: str, flags: int) -> None:
-        assert flags == libvirt.VIR_DOMAIN_AFFECT_CONFIG
+    def let_go(self) -> None:
+        """The guest lets go what it was asked to, as it does at a reset at the latest."""
+        for hostdev in self.going:
+            hostdev.getparent().remove(hostdev)  # type: ignore[union-attr]
+        self.going.clear()
+        self._tell(self.live)
+
+    def _tell(self, document: etree._Element) -> None:
+        if document is self.live and self.changed:
+            self.changed()
+
+    def _write(self, call: str, flags: int) -> etree._Element:
+        """Note the call; return the document that it changes."""
+        assert flags in (libvirt.VIR_DOMAIN_AFFECT_CONFIG, libvirt.VIR_DOMAIN_AFFECT_LIVE)
+        is_live = flags == libvirt.VIR_DOMAIN_AFFECT_LIVE
+        if is_live and not self.active:
+            raise error(libvirt.VIR_ERR_OPERATION_INVALID, "domain is not running")
+        call += " live" if is_live else ""
         if call in self.refuses:
             raise error(libvirt.VIR_ERR_OPERATION_FAILED, f"{call} fails")
         self.writes.append(call)
+        return self.live if is_live else self.document
 
 
 class Connection:
@@ -176,6 +215,8 @@ class Connection:
         return self._one(uuid, lambda domain: domain.UUIDString())
 
     def listAllDomains(self, flags: int) -> list[Domain]:  # noqa: N802
+        if flags == libvirt.VIR_CONNECT_LIST_DOMAINS_ACTIVE:
+            return [domain for domain in self.domains if domain.active]
         assert flags == libvirt.VIR_CONNECT_LIST_DOMAINS_PERSISTENT
         return [domain for domain in self.domains if domain.persistent]
 

@@ -78,7 +78,8 @@ def judge(
 
     START_IS_OVER: the caller knows that the start that made this claim can't become a QEMU, as a
     hook of the same domain and the same live daemon does: libvirt runs a domain's operations one
-    at a time. LIBVIRT is what it answered, where it could be asked.
+    at a time; or that libvirt has answered a request to plug the device in. LIBVIRT is what it
+    answered, where it could be asked.
     """
     other = world.domains.using(claim.device)
     if other and (other.uuid == claim.domain_uuid or not witnesses.holders <= {other.process.pid}):
@@ -91,8 +92,9 @@ def judge(
     doubts = _doubts(claim, world, witnesses, reserve_timeout, start_is_over)
     if libvirt and libvirt.silence:
         doubts.append(libvirt.silence)
-    if not doubts and not holders and _let_go(claim, world):
-        return Verdict(State.DEAD, (f"{claim.owner} runs, but has let {claim.device} go",), other)
+    over = start_is_over or _start_has_lapsed(claim, world, witnesses, reserve_timeout)
+    if not doubts and not holders and (how := _without_it(claim, world, over)):
+        return Verdict(State.DEAD, (f"{claim.owner} runs, but {how}",), other)
     if alive:
         return Verdict(State.ALIVE, tuple(alive))
     if doubts:
@@ -162,18 +164,26 @@ def _start_has_lapsed(
 ) -> bool:
     """Whether the start that made this claim can't become a QEMU any more.
 
-    Between `prepare` and QEMU its daemon is the only witness.
+    Between `prepare` and QEMU its daemon is the only witness. Nor can a device that was reserved
+    for a domain that runs still be plugged in then: who asked for that, or libvirt, is gone or has
+    long failed. Should that come even later, it finds no type on the device, or its next owner's
+    name in libvirt's list of devices in use, and fails.
     """
+    if not _same_boot(claim, world):
+        return True
     if claim.phase is Phase.RESERVED and world.since_boot - claim.since_boot > reserve_timeout:
         return True
     return witnesses.daemon is Presence.GONE
 
 
-def _let_go(claim: Claim, world: World) -> bool:
-    """Whether the owner runs without the device: hot-unplugged, or ejected by the guest."""
+def _without_it(claim: Claim, world: World, is_over: bool) -> str | None:
+    """How it came that the owner runs without the device; None: it has it, or doesn't run.
+
+    It was unplugged, or ejected by the guest; or it was to be plugged in, and that IS_OVER.
+    """
     domain = world.domains.by_uuid(claim.domain_uuid)
-    return (
-        domain is not None
-        and claim.phase in (Phase.RUNNING, Phase.RELEASE_PENDING)
-        and claim.device not in domain.devices
-    )
+    if domain is None or claim.device in domain.devices:
+        return None
+    if claim.phase in (Phase.RUNNING, Phase.RELEASE_PENDING):
+        return f"has let {claim.device} go"
+    return f"never got {claim.device}" if claim.phase is Phase.RESERVED and is_over else None

@@ -24,7 +24,7 @@ _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 class Phase(StrEnum):
     """How far an assignment has come."""
 
-    RESERVED = "reserved"  # for a start that is yet to come; lapses
+    RESERVED = "reserved"  # for a start that is yet to come, or to be plugged in; lapses
     CLAIMED = "claimed"  # on disk; the device may or may not be programmed
     CONFIGURED = "configured"  # programmed and read back
     RUNNING = "running"  # its QEMU is known

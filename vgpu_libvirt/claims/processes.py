@@ -157,6 +157,27 @@ def is_daemon(proc: str, pid: int) -> bool:
         return True
 
 
+def running_daemon(proc: str) -> Process | None:
+    """The libvirt daemon of the host, or None: root's, where users run some of their own.
+
+    Of several the oldest; a child that it forks has its name, too. Raises OSError where the
+    processes can't be listed.
+    """
+    found = []
+    for pid in (int(name) for name in os.listdir(proc) if name.isdigit()):
+        try:
+            stat = read_stat(proc, pid)
+            owner = os.stat(f"{proc}/{pid}").st_uid
+        except (OSError, ValueError):
+            continue
+        if stat.name in _DAEMONS and stat.state not in "ZX":
+            found.append((owner, stat.start, pid))
+    if not found:
+        return None
+    _, start, pid = min(found)
+    return Process(pid, start)
+
+
 def a_daemon_runs(proc: str) -> bool:
     """Whether a libvirt daemon runs. Raises OSError where the processes can't be listed."""
     return any(name.isdigit() and is_daemon(proc, int(name)) for name in os.listdir(proc))

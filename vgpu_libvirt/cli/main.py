@@ -25,7 +25,7 @@ _VERBS = {
     "profiles": "show:profiles",
     "status": "show:status",
     "attach": "attach:attach",
-    "detach": "attach:detach",
+    "detach": "detach:detach",
     "start": "start:start",
     "fix-xml": "fix_xml:fix_xml",
     "sync": "keep:sync_",

@@ -21,7 +21,7 @@ from .release import drop, give_back, keep_visibly
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ..claims.model import Claim
+    from ..claims.model import Claim, Qemu
     from ..claims.witnesses import World
     from ..devices.model import Device
     from ..domain.match import Wanted
@@ -31,20 +31,22 @@ if TYPE_CHECKING:
 _TRIES = 3  # at locking a set of devices that changed while we waited for their locks
 
 
-class _Start(NamedTuple):
-    """One domain's start, all of its devices' locks held."""
+class Start(NamedTuple):
+    """One domain's start, or that it gets a device more; its devices' locks are held."""
 
     context: Context
     domain: Domain
     deadline: float  # time.monotonic() after which nothing busy is tried again
     kept: list[str]  # what an undo could not give back
     seen: list[Profile]  # what the devices listed
+    qemu: Qemu | None = None  # of a domain that runs already
 
     def new_claim(self, wanted: Wanted, device: Device, profile: Profile) -> Claim:
-        """A fresh claim for this start."""
-        return self.context.new_claim(
+        """A fresh claim for this start; one for a domain that runs already is a reservation."""
+        claim = self.context.new_claim(
             self.domain, wanted.request.alias, device.address, device.gpu, profile
         )
+        return claim._replace(phase=Phase.RESERVED, qemu=self.qemu) if self.qemu else claim
 
 
 def prepare(context: Context, domain: Domain) -> None:
@@ -55,14 +57,14 @@ def prepare(context: Context, domain: Domain) -> None:
     wanted = match(domain)
     suitability.check_places(context, domain, wanted)
     with _locked(context, domain, wanted, context.lock_deadline()) as own:
-        start = _Start(context, domain, context.release_deadline(), [], [])
+        start = Start(context, domain, context.release_deadline(), [], [])
         for claim in own:
             if not _is_reserved_for(claim, wanted):
-                _release_leftover(start, claim)
+                release_leftover(start, claim)
         try:
             with Revert() as undo:
                 for each in wanted:
-                    _assign(start, each, undo)
+                    assign(start, each, undo)
         except VgpuError as error:
             raise RefusedError("; ".join([str(error), *start.kept])) from error
     learn.from_lists(context.config.paths, start.seen)  # what hinders it stops no start
@@ -110,12 +112,14 @@ def _locked(
 
 
 def _is_reserved_for(claim: Claim, wanted: tuple[Wanted, ...]) -> bool:
-    return claim.phase is Phase.RESERVED and any(
+    # One with a QEMU was to be plugged into that one: a leftover, whose death is to be proved.
+    return (claim.phase, claim.qemu) == (Phase.RESERVED, None) and any(
         (claim.device, claim.alias) == (each.device, each.request.alias) for each in wanted
     )
 
 
-def _release_leftover(start: _Start, claim: Claim) -> None:
+def release_leftover(start: Start, claim: Claim) -> None:
+    """Give back what the domain has from an earlier run. Raises RefusedError."""
     try:
         give_back(start.context, claim, start.deadline)
     except VgpuError as error:
@@ -124,7 +128,7 @@ def _release_leftover(start: _Start, claim: Claim) -> None:
         ) from error
 
 
-def _assign(start: _Start, wanted: Wanted, undo: Revert) -> None:
+def assign(start: Start, wanted: Wanted, undo: Revert) -> Claim:
     """Claim and program one device; UNDO is told how to take it back."""
     paths = start.context.config.paths
     world = witnesses.look_around(paths)
@@ -154,11 +158,14 @@ def _assign(start: _Start, wanted: Wanted, undo: Revert) -> None:
         # Model: guard, write, read_back
         guard = start.context.write_guard(device.name)
         vendor_vfio.program(paths.sysfs, device.address, profile, guard)
-    with locks.host(paths.state, start.context.lock_deadline()):
-        store.replace(paths.state, claim._replace(phase=Phase.CONFIGURED))
+    if claim.phase is Phase.CLAIMED:
+        claim = claim._replace(phase=Phase.CONFIGURED)
+        with locks.host(paths.state, start.context.lock_deadline()):
+            store.replace(paths.state, claim)
+    return claim
 
 
-def _make_way(start: _Start, wanted: Wanted, world: World) -> Claim | None:
+def _make_way(start: Start, wanted: Wanted, world: World) -> Claim | None:
     """See to the claim that stands on the device: ours is returned, a dead owner's given back.
 
     Raises RefusedError, with the owner's name, where the owner isn't provably dead.
@@ -183,7 +190,7 @@ def _make_way(start: _Start, wanted: Wanted, world: World) -> Claim | None:
     )
 
 
-def _reset_foreign(start: _Start, wanted: Wanted, device: Device, world: World) -> None:
+def _reset_foreign(start: Start, wanted: Wanted, device: Device, world: World) -> None:
     """Clear a type that somebody else set, if the policy says so and nobody can be using it."""
     context = start.context
     paths = context.config.paths
@@ -211,7 +218,7 @@ def _reset_foreign(start: _Start, wanted: Wanted, device: Device, world: World) 
         drop(context, claim)
 
 
-def _profile(start: _Start, wanted: Wanted, device: Device) -> Profile:
+def _profile(start: Start, wanted: Wanted, device: Device) -> Profile:
     claims = store.read_all(start.context.config.paths.state).readable.values()
     running = [claim for claim in claims if claim.gpu == str(device.gpu)]
     owners = ", ".join(f"{claim.domain_name}: {claim.profile.name}" for claim in running)
@@ -223,7 +230,7 @@ def _profile(start: _Start, wanted: Wanted, device: Device) -> Profile:
     )
 
 
-def _take_back(start: _Start, claim: Claim) -> None:
+def _take_back(start: Start, claim: Claim) -> None:
     """Undo one assignment of this start; what won't clear stays, visibly, for `release`.
 
     Model: take_back.

@@ -81,17 +81,15 @@ def adopt(context: Context, domain: Domain, live: LiveDomain) -> list[str]:
     """Claim what DOMAIN asks for, has, and nobody has claimed; return what hindered it."""
     if not domain.asks:
         return []
-    try:
-        requests = match(domain)
-    except VgpuError as error:
-        return [str(error)]
     problems = []
-    for wanted in requests:
-        if wanted.device in live.devices:
-            try:
-                _adopt(context, domain, wanted, live)
-            except VgpuError as error:
-                problems.append(str(error))
+    # Each by itself: one whose hostdev was never plugged in costs the others nothing.
+    for request in [[each] for each in domain.requests] or [[]]:
+        try:
+            for wanted in match(domain._replace(requests=tuple(request))):
+                if wanted.device in live.devices:
+                    _adopt(context, domain, wanted, live)
+        except VgpuError as error:
+            problems.append(str(error))
     return problems
 
 

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Trying other devices where one refuses; which one it was, the sentence tells."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from .errors import VgpuError
+
+MOST_TRIES = 4  # devices that may refuse; each may cost a whole start of QEMU
+
+
+def names(error: VgpuError, device: str) -> bool:
+    """Whether a sentence is about DEVICE, so that another may do better."""
+    return bool(re.search(rf"(?<![0-9a-f]){re.escape(device)}\b", str(error)))
+
+
+def with_tried(failure: VgpuError, refused: Iterable[str]) -> VgpuError:
+    """FAILURE, with those devices that REFUSED before it."""
+    tried = [device for device in refused if not names(failure, device)]
+    if not tried:
+        return failure
+    return type(failure)(f"{failure} (before that, {', '.join(tried)} failed)")
