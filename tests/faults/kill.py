@@ -21,13 +21,16 @@ import subprocess
 import traceback
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import libvirt
+
 from tests.unit.host import entry_point
 from vgpu_libvirt import hook, sync  # noqa: F401  # warm, as are the next
-from vgpu_libvirt.lifecycle import bystander, prepare, release, running  # noqa: F401
+from vgpu_libvirt.lifecycle import bystander, hotplug, prepare, release, running  # noqa: F401
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+    from typing import TextIO
 
     from tests.faults.world import Guest, World
 
@@ -37,10 +40,14 @@ _libc = ctypes.CDLL(None)
 
 
 class Operation(NamedTuple):
-    """A hook operation for a guest; `daemon` is the hook of libvirt's start."""
+    """A hook operation for a guest; `daemon` is the hook of libvirt's start.
+
+    With ACT it is something else, done in the child; ACT returns what the command line would.
+    """
 
     name: str
     guest: Guest
+    act: Callable[[Counter, TextIO], int] | None = None
 
     @property
     def arguments(self) -> list[str]:
@@ -66,7 +73,8 @@ class Call(NamedTuple):
             return self.detail in ("create", "write")
         if self.name == "close":
             return self.path.startswith(("state/lock", "state/locks/"))
-        return self.name in ("write", "fsync", "link", "rename", "unlink", "mkdir", "flock")
+        changing = ("write", "fsync", "link", "rename", "unlink", "mkdir", "flock", "libvirt")
+        return self.name in changing
 
     @property
     def writes_store(self) -> bool:
@@ -124,7 +132,11 @@ class Child:
         environment = {**world.environment, hook.PARENT_VARIABLE: str(parent)}
         counter = Counter(world, actions, self._log)
         counter.install()
-        status = hook.main(operation.arguments, io.BytesIO(operation.document), stderr, environment)
+        if operation.act:
+            status = operation.act(counter, stderr)
+        else:
+            document = io.BytesIO(operation.document)
+            status = hook.main(operation.arguments, document, stderr, environment)
         counter.write(self._stderr, stderr.getvalue().encode())
         return status
 
@@ -175,6 +187,23 @@ class Counter:
         self.number = 0
         self.files: dict[int, str] = {}  # those of interest, by descriptor
         self.write = os.write
+        self.is_off = False  # while what others do is done in this process
+
+    def libvirt(self, domain: Any, name: str) -> None:
+        """Have a method of a libvirt that is a double count as one call."""
+        original = getattr(domain, name)
+
+        def ask(*arguments: Any) -> Any:
+            return self._make(Call("libvirt", name), self._uncounted, original, *arguments)
+
+        setattr(domain, name, ask)
+
+    def _uncounted(self, original: Callable[..., Any], *arguments: Any) -> Any:
+        self.is_off = True
+        try:
+            return original(*arguments)
+        finally:
+            self.is_off = False
 
     def install(self) -> None:
         """Wrap the functions; in a child, which never takes that back."""
@@ -188,7 +217,13 @@ class Counter:
 
     def _wrap(self, module: Any, name: str, how: Callable[..., Any]) -> None:
         original = getattr(module, name)
-        setattr(module, name, lambda *args, **options: how(original, name, *args, **options))
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            if self.is_off:
+                return original(*arguments, **options)
+            return how(original, name, *arguments, **options)
+
+        setattr(module, name, call)
 
     def _by_path(self, original: Callable[..., Any], name: str, path: Any, *more: Any) -> Any:
         where = relative(self.roots, path)
@@ -227,11 +262,12 @@ class Counter:
         self._act(number, "before", call)
         try:
             result = original(*arguments)
-        except OSError as error:
-            self._note(call._replace(result=errno.errorcode.get(error.errno or 0, "?")))
+        except (OSError, libvirt.libvirtError) as error:
+            code = error.errno if isinstance(error, OSError) else None
+            self._note(call._replace(result=errno.errorcode.get(code or 0, "?")))
             self._act(number, "after", call)
             raise
-        shown = result.decode() if call.name == "read" else "ok"
+        shown = result.decode() if isinstance(result, bytes) else "ok"
         self._note(call._replace(result=shown))
         self._act(number, "after", call)
         return result

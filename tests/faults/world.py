@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tests.faults.driver import Client
 from tests.unit.host import L40S, LIBVIRTD, WEB1, WEB2, Host, Result, domain_xml
 from vgpu_libvirt.address import PciAddress
-from vgpu_libvirt.claims import store
+from vgpu_libvirt.claims import inventory, store
 from vgpu_libvirt.claims.model import Phase
 
 if TYPE_CHECKING:
@@ -145,6 +145,26 @@ class World(Host):
     def kill_qemu(self, guest: Guest) -> None:
         self.call("use", vfs=guest.vfs, is_open=False, live=False)
         self.end(self.running.pop(guest))
+
+    def replug(self, guest: Guest, *vfs: str) -> Guest:
+        """libvirt plugs in or out until GUEST, which runs, has VFS; QEMU opens and closes them."""
+        pid = self.running.pop(guest)
+        after = guest._replace(vfs=vfs)
+        self.running[after] = pid
+        self.end(pid)
+        opens = tuple(self.nodes(vf)[0] for vf in vfs)
+        self.run_domain(after.name, after.uuid, pid, after.xml, opens, after.number)
+        self.call("use", vfs=[vf for vf in guest.vfs if vf not in vfs], is_open=False, live=False)
+        self.call("use", vfs=vfs, is_open=True, live=True)
+        return after
+
+    def look_at(self, guest: Guest) -> Guest:
+        """GUEST as it runs by now, after another process may have plugged."""
+        live = inventory.live_domain(self.paths, guest.name, guest.uuid)
+        assert live is not None
+        now = guest._replace(vfs=tuple(sorted(live.devices)))
+        self.running[now] = self.running.pop(guest)
+        return now
 
     def forget(self, guest: Guest) -> None:
         """libvirt removes the domain's files."""

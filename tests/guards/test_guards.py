@@ -30,6 +30,7 @@ REFUSALS = "test_refusals.py::"
 SYNC = "test_sync.py::"
 FORCE = "test_force.py::"
 CORDONS = "test_cordons.py::"
+HOTPLUG = "test_hotplug.py::"
 
 GUARDS = [
     Guard(
@@ -227,6 +228,41 @@ GUARDS = [
         "suitability.check_cordons(start.context, start.domain, wanted, device.gpu)",
         "pass",
         CORDONS + "test_a_start_that_passed_the_first_look_meets_the_cordon_under_the_lock",
+    ),
+    Guard(
+        "what libvirt may be about to plug in is not taken before it lapsed",
+        "claims/liveness.py",
+        "if claim.phase is Phase.RESERVED and is_over else None",
+        "if claim.phase is Phase.RESERVED else None",
+        HOTPLUG + "test_what_never_was_plugged_in_comes_back_when_it_has_lapsed",
+    ),
+    Guard(
+        "nor while QEMU has it open",
+        "claims/liveness.py",
+        "if not doubts and not holders and (how := _without_it(claim, world, over)):",
+        "if not doubts and (how := _without_it(claim, world, over)):",
+        "test_liveness.py::test_the_verdict",
+    ),
+    Guard(
+        "what was to be plugged into a QEMU is not taken over while that may live",
+        "lifecycle/prepare.py",
+        "return (claim.phase, claim.qemu) == (Phase.RESERVED, None) and any(",
+        "return claim.phase is Phase.RESERVED and any(",
+        HOTPLUG + "test_but_not_while_the_old_qemu_lives",
+    ),
+    Guard(
+        "what was plugged in without a claim is taken out",
+        "lifecycle/hotplug.py",
+        "if now and now.claim_id == claim.claim_id:",
+        "if now:",
+        HOTPLUG + "test_a_claim_that_went_meanwhile_is_not_plugged_in",
+    ),
+    Guard(
+        "libvirt's silence is not the end of a plug",
+        "attaching.py",
+        "is_over=_answers(live)",
+        "is_over=True",
+        HOTPLUG + "test_where_libvirt_falls_silent_the_device_is_kept_until_it_must_have_failed",
     ),
     Guard(
         "nothing new is placed on what is cordoned",

@@ -40,8 +40,11 @@ from vgpu_libvirt.address import PciAddress
 from vgpu_libvirt.claims import liveness, store
 from vgpu_libvirt.claims.model import Phase
 from vgpu_libvirt.devices.model import Profile
+from vgpu_libvirt.domain.match import Wanted
+from vgpu_libvirt.domain.model import Request
 from vgpu_libvirt.domain.read import parse_domain
-from vgpu_libvirt.errors import LockTimeoutError
+from vgpu_libvirt.errors import LockTimeoutError, VgpuError
+from vgpu_libvirt.lifecycle import hotplug
 from vgpu_libvirt.lifecycle.context import Context
 
 if TYPE_CHECKING:
@@ -233,15 +236,29 @@ class Histories(RuleBasedStateMachine):
         guest = self.serving[name]
         if not guest.vfs:
             return
-        gone, kept = guest.vfs[0], guest.vfs[1:]
-        pid = self.world.running.pop(guest)
-        rest = guest._replace(vfs=kept)
-        self.world.running[rest] = pid
-        self.serving[guest.name] = rest
-        self.world.call("use", vfs=[gone], is_open=False, live=False)
-        shutil.rmtree(self.world.proc / str(pid))
-        opens = tuple(self.world.nodes(vf)[0] for vf in kept)
-        self.world.run_domain(rest.name, rest.uuid, pid, rest.xml, opens, rest.number)
+        self.serving[name] = self.world.replug(guest, *guest.vfs[1:])
+
+    @precondition(lambda self: self.up and self.alive())
+    @rule(name=living, vf=vfs, ends=st.sampled_from(["well", "before libvirt", "after libvirt"]))
+    def is_plugged_into(self, name: str, vf: str, ends: str) -> None:
+        """`attach --live`, which ENDS well, or killed before libvirt is asked or right after."""
+        guest = self.serving[name]
+        request = Request(f"ua-vgpu{len(guest.vfs)}", PROFILE.name)
+        wanted = Wanted(request, PciAddress.parse(vf))
+        try:
+            context = hotplug.by_daemon(self.world.config)
+            claim = hotplug.make_ready(context, parse_domain(guest.xml), wanted)
+        except VgpuError:
+            counted["refusals"] += 1
+            return
+        if ends == "before libvirt":
+            return
+        for other in self.world.running:
+            assert vf not in other.vfs, f"{guest} is given a device of {other}"
+        counted["plugs"] += 1
+        self.serving[name] = self.world.replug(guest, *guest.vfs, vf)
+        if ends == "well":
+            assert hotplug.plugged(context, claim) == []
 
     @precondition(lambda self: self.up)
     @rule()

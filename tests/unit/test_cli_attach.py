@@ -7,83 +7,28 @@ from typing import TYPE_CHECKING
 
 import libvirt
 import pytest
-from click.testing import CliRunner
 
-from tests.unit.fake_libvirt import Connection, Domain, error
+from tests.unit.desk import pointed, requests
+from tests.unit.fake_libvirt import error
 from tests.unit.golden import check
 from tests.unit.host import WEB1, WEB2, domain_xml, web1, web2
-from vgpu_libvirt.cli.main import main
 from vgpu_libvirt.devices import catalogue
 from vgpu_libvirt.domain.model import Request
-from vgpu_libvirt.domain.read import parse_domain
 
 if TYPE_CHECKING:
-    from click.testing import Result
-
-    from tests.unit.host import Host
+    from tests.unit.desk import Desk
 
 PLAIN = domain_xml(number=None)
 ASKED = Request("ua-vgpu0", "NVIDIA L40S-8Q")
 
 
-class Desk:
-    """A host with domains that aren't running, and the command line."""
-
-    def __init__(self, host: Host, connection: Connection) -> None:
-        self.host = host
-        self.connection = connection
-        self.vfs = host.gpu()
-
-    def define(self, document: str = PLAIN, **more: bool) -> Domain:
-        domain = Domain(document, **more)
-        self.connection.domains.append(domain)
-        return domain
-
-    def call(self, *arguments: str) -> Result:
-        environment = self.host.environment
-        return CliRunner().invoke(main, arguments, env=environment, prog_name="virt-vgpu")
-
-    def do(self, *arguments: str) -> str:
-        result = self.call(*arguments)
-        assert (result.exit_code, result.exception) == (0, None), result.output
-        return result.output
-
-    def refused(self, *arguments: str) -> str:
-        """Call what must fail with one line and leave every definition as it was."""
-        before = [domain.content() for domain in self.connection.domains]
-        result = self.call(*arguments)
-        assert result.exit_code == 1
-        assert result.output.startswith("virt-vgpu: error: ")
-        assert result.output.count("\n") == 1
-        assert [domain.content() for domain in self.connection.domains] == before
-        return result.output
-
-
-@pytest.fixture
-def desk(host: Host, monkeypatch: pytest.MonkeyPatch) -> Desk:
-    connection = Connection()
-    monkeypatch.setattr(libvirt, "open", lambda _uri: connection)
-    return Desk(host, connection)
-
-
-def requests(domain: Domain) -> tuple[Request, ...]:
-    return parse_domain(domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE)).requests
-
-
-def hostdevs(domain: Domain) -> dict[str | None, str]:
-    """Alias -> address."""
-    parsed = parse_domain(domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE))
-    assert not any(hostdev.managed for hostdev in parsed.hostdevs)
-    return {hostdev.alias: str(hostdev.address) for hostdev in parsed.hostdevs}
-
-
 @pytest.mark.parametrize("name", ["web1", WEB1, WEB1.upper(), WEB1.replace("-", "")])
 @pytest.mark.parametrize("profile", ["NVIDIA L40S-8Q", "L40S-8Q", "1152"])
 def test_attach(desk: Desk, name: str, profile: str) -> None:
-    domain = desk.define()
+    domain = desk.define(PLAIN)
     said = desk.do("attach", name, "--profile", profile)
     assert requests(domain) == (ASKED,)
-    assert hostdevs(domain) == {"ua-vgpu0": desk.vfs[0]}
+    assert pointed(domain) == {"ua-vgpu0": desk.vfs[0]}
     assert domain.writes == ["setMetadata", "attachDeviceFlags"]
     assert said == (
         f"'ua-vgpu0' of domain 'web1' ({WEB1}) is at 0000:3d:00.4 of GPU 0000:3d:00.0, and gets "
@@ -92,7 +37,7 @@ def test_attach(desk: Desk, name: str, profile: str) -> None:
 
 
 def test_what_attach_wrote_starts(desk: Desk) -> None:
-    domain = desk.define()
+    domain = desk.define(PLAIN)
     desk.do("attach", "web1", "--profile", "L40S-8Q")
     document = domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE)
     assert desk.host.hook("prepare", document) == (0, "", "")
@@ -100,14 +45,14 @@ def test_what_attach_wrote_starts(desk: Desk) -> None:
 
 
 def test_attach_and_detach_leave_what_was_there(desk: Desk) -> None:
-    domain = desk.define()
+    domain = desk.define(PLAIN)
     desk.do("attach", "web1", "--profile", "L40S-8Q")
     desk.do("attach", "web1", "--profile", "L40S-8Q")
-    assert hostdevs(domain) == {"ua-vgpu0": desk.vfs[0], "ua-vgpu1": desk.vfs[1]}
+    assert pointed(domain) == {"ua-vgpu0": desk.vfs[0], "ua-vgpu1": desk.vfs[1]}
     desk.do("detach", "web1", "--alias", "ua-vgpu0")
     assert requests(domain) == (Request("ua-vgpu1", "NVIDIA L40S-8Q"),)
     assert desk.do("detach", "web1") == f"domain 'web1' ({WEB1}) has no vGPU 'ua-vgpu1' any more.\n"
-    assert (requests(domain), hostdevs(domain)) == ((), {})
+    assert (requests(domain), pointed(domain)) == ((), {})
     assert "urn:vgpu-libvirt" not in domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE)
 
 
@@ -120,10 +65,10 @@ def test_the_first_free_alias_is_taken(desk: Desk) -> None:
 
 def test_a_pin_is_written_down(desk: Desk) -> None:
     desk.host.gpu("0000:5e:00.0")
-    domain = desk.define()
+    domain = desk.define(PLAIN)
     desk.do("attach", "web1", "--profile", "1152", "--gpu", "0000:5E:00.0", "--alias", "ua-x")
     assert str(requests(domain)[0].gpu) == "0000:5e:00.0"
-    assert hostdevs(domain) == {"ua-x": "0000:5e:00.4"}
+    assert pointed(domain) == {"ua-x": "0000:5e:00.4"}
 
 
 def test_all_wishes_are_written_down_and_kept(desk: Desk) -> None:
@@ -138,7 +83,7 @@ def test_all_wishes_are_written_down_and_kept(desk: Desk) -> None:
         ASKED,
         Request("ua-vgpu1", "NVIDIA L40S-8Q", placement="pack", numa="ignore", apart="gpu"),
     )
-    assert hostdevs(domain) == {"ua-vgpu0": "0000:5e:00.4", "ua-vgpu1": "0000:3d:00.4"}
+    assert pointed(domain) == {"ua-vgpu0": "0000:5e:00.4", "ua-vgpu1": "0000:3d:00.4"}
     reason = desk.refused(*arguments, "--together", "--numa", "require")
     assert (
         "0000:3d:00.0 is on NUMA node 0, and the domain lives on 1; 0000:5e:00.0 is not that"
@@ -154,23 +99,23 @@ def test_pinned_vcpus_count_as_nodes(desk: Desk) -> None:
     for node, cpus in ((0, "0-3"), (1, "4-7")):
         desk.host.write(desk.host.sysfs / f"devices/system/node/node{node}/cpulist", cpus + "\n")
     desk.do(*arguments)
-    assert hostdevs(domain) == {"ua-vgpu0": "0000:5e:00.4"}
+    assert pointed(domain) == {"ua-vgpu0": "0000:5e:00.4"}
     desk.host.write(desk.host.sysfs / "devices/system/node/node0/cpulist", "odd\n")
     assert "can't be understood: 'odd" in desk.refused(*arguments, "--numa", "require")
 
 
 def test_two_vgpus_of_a_domain_share_the_room(desk: Desk) -> None:
     desk.host.gpu("0000:5e:00.0")
-    domain = desk.define()
+    domain = desk.define(PLAIN)
     for _ in range(2):
         desk.do("attach", "web1", "--profile", "L40S-48Q", "--placement", "pack")
-    assert hostdevs(domain) == {"ua-vgpu0": desk.vfs[0], "ua-vgpu1": "0000:5e:00.4"}
+    assert pointed(domain) == {"ua-vgpu0": desk.vfs[0], "ua-vgpu1": "0000:5e:00.4"}
     reason = desk.refused("attach", "web1", "--profile", "L40S-48Q")
     assert "0000:3d:00.0 has no room for it (1 VF for the domain's other vGPUs)" in reason
 
 
 def test_a_profile_that_a_full_gpu_lists_no_more_is_still_known(desk: Desk) -> None:
-    desk.define()
+    desk.define(PLAIN)
     assert desk.host.hook("prepare", web2(desk.vfs[0], "L40S-48Q")).status == 0
     for vf in desk.vfs:
         desk.host.set_list(vf, "")
@@ -182,7 +127,7 @@ def test_a_profile_that_a_full_gpu_lists_no_more_is_still_known(desk: Desk) -> N
 
 
 def test_attach_learns_what_an_idle_host_has(desk: Desk) -> None:
-    desk.define()
+    desk.define(PLAIN)
     desk.do("attach", "web1", "--profile", "1152")
     assert catalogue.read(desk.host.paths.state).complete == {"L40S"}
     assert desk.host.hook("prepare", web2(desk.vfs[0], "L40S-48Q")).status == 0
@@ -193,35 +138,35 @@ def test_attach_learns_what_an_idle_host_has(desk: Desk) -> None:
 
 
 def test_who_can_not_write_the_catalogue_can_attach(desk: Desk) -> None:
-    domain = desk.define()
+    domain = desk.define(PLAIN)
     desk.host.write(desk.host.state / "lock/in-the-way", "")
     desk.do("attach", "web1", "--profile", "1152")
-    assert hostdevs(domain) == {"ua-vgpu0": desk.vfs[0]}
+    assert pointed(domain) == {"ua-vgpu0": desk.vfs[0]}
     assert not (desk.host.state / "catalogue.json").exists()
 
 
 @pytest.mark.parametrize("target", ["0000:3d:00.4", "0000:3d:00.0"])
 def test_nothing_goes_to_what_is_cordoned(desk: Desk, target: str) -> None:
-    domain = desk.define()
+    domain = desk.define(PLAIN)
     desk.do("cordon", target)
     arguments = ("attach", "web1", "--profile", "1152")
     if target.endswith(".0"):
         assert "0000:3d:00.0 is cordoned;" in desk.refused(*arguments)
     else:
         desk.do(*arguments)
-        assert hostdevs(domain) == {"ua-vgpu0": desk.vfs[1]}
+        assert pointed(domain) == {"ua-vgpu0": desk.vfs[1]}
 
 
 def test_a_device_that_no_other_definition_points_at_comes_first(desk: Desk) -> None:
     desk.define(web1(desk.vfs[0], number=None))
     domain = desk.define(domain_xml("web2", WEB2, number=None))
     desk.do("attach", "web2", "--profile", "1152")
-    assert hostdevs(domain) == {"ua-vgpu0": desk.vfs[1]}
+    assert pointed(domain) == {"ua-vgpu0": desk.vfs[1]}
 
 
 def test_a_definition_that_cannot_be_read_is_no_obstacle(desk: Desk) -> None:
     desk.define("<domain><name>odd</name><uuid/></domain>")
-    desk.define()
+    desk.define(PLAIN)
     desk.do("attach", "web1", "--profile", "1152")
 
 
@@ -247,12 +192,12 @@ def test_a_dry_run(desk: Desk, verb: str) -> None:
     ],
 )
 def test_what_is_not_there_is_refused(desk: Desk, arguments: list[str], reason: str) -> None:
-    desk.define()
+    desk.define(PLAIN)
     assert reason in desk.refused("attach", "web1", *arguments)
 
 
 def test_what_does_not_fit_is_refused_with_the_owners(desk: Desk) -> None:
-    desk.define()
+    desk.define(PLAIN)
     assert desk.host.hook("prepare", web2(desk.vfs[0])).status == 0
     for vf in desk.vfs:
         desk.host.set_list(vf, "ID    : vGPU Name\n1152  : NVIDIA L40S-8Q\n")
@@ -264,14 +209,14 @@ def test_what_does_not_fit_is_refused_with_the_owners(desk: Desk) -> None:
 
 @pytest.mark.parametrize("alias", ["vgpu0", "ua-", "ua-a b", "ua-ä"])
 def test_an_alias_that_libvirt_would_drop_is_wrong_usage(desk: Desk, alias: str) -> None:
-    desk.define()
+    desk.define(PLAIN)
     result = desk.call("attach", "web1", "--profile", "1152", "--alias", alias)
     assert result.exit_code == 2
     assert "is no alias that libvirt keeps" in result.output
 
 
 def test_an_address_that_is_none_is_wrong_usage(desk: Desk) -> None:
-    desk.define()
+    desk.define(PLAIN)
     assert desk.call("attach", "web1", "--profile", "1152", "--gpu", "3d:00.0").exit_code == 2
 
 
@@ -285,14 +230,18 @@ def test_an_alias_that_is_taken_is_refused(desk: Desk) -> None:
 def test_running_transient_and_unknown_domains_are_refused(desk: Desk, verb: list[str]) -> None:
     assert "there is no domain 'web1' at qemu:///system; 'virsh list --all'" in desk.refused(*verb)
     domain = desk.define(web1(desk.vfs[0]), active=True)
-    assert f"domain 'web1' ({WEB1}) runs, and vGPUs of a running" in desk.refused(*verb)
+    assert f"domain 'web1' ({WEB1}) runs; say --live to change what runs" in desk.refused(*verb)
     domain.persistent = False
-    assert "is transient and has no definition to edit" in desk.refused(*verb)
+    assert "has no definition to edit; use --live alone" in desk.refused(*verb)
+    domain.active = False
+    assert "has no definition to edit; ask for the vGPU in the XML" in desk.refused(*verb)
 
 
 def test_metadata_that_cannot_be_understood_is_refused(desk: Desk) -> None:
     desk.define(domain_xml(requests='<vgpu:device alias="ua-a" profile="1" colour="red"/>'))
-    assert "unknown attribute 'colour'" in desk.refused("attach", "web1", "--profile", "1152")
+    reason = desk.refused("attach", "web1", "--profile", "1152")
+    assert "unknown attribute 'colour'" in reason
+    assert reason.endswith("; run 'virt-vgpu fix-xml web1'\n")
     desk.do("detach", "web1")
 
 
@@ -312,7 +261,7 @@ def test_a_request_without_hostdev_and_a_hostdev_without_request(desk: Desk) -> 
     other = desk.define(domain_xml("web2", WEB2, hostdevs={"ua-b": desk.vfs[0]}))
     assert "asks for no vGPU; a hostdev" in desk.refused("detach", "web2")
     desk.do("detach", "web2", "--alias", "ua-b")
-    assert (hostdevs(other), other.writes) == ({}, ["detachDeviceFlags"])
+    assert (pointed(other), other.writes) == ({}, ["detachDeviceFlags"])
 
 
 @pytest.mark.parametrize("address", ["0000:3d:00.0", "0000:77:00.0"])
@@ -333,7 +282,7 @@ def test_metadata_goes_back_when_the_hostdev_is_refused(desk: Desk) -> None:
 
 
 def test_metadata_that_cannot_go_back_is_told(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    domain = desk.define()
+    domain = desk.define(PLAIN)
 
     def fail(_text: str, _flags: int) -> None:
         domain.refuses = ("setMetadata",)
@@ -351,6 +300,6 @@ def test_a_libvirt_that_is_not_there(desk: Desk, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(libvirt, "open", fail)
     assert desk.refused("attach", "web1", "--profile", "1152") == (
-        "virt-vgpu: error: libvirt can't be reached at qemu:///system: Failed to connect socket; "
+        "libvirt can't be reached at qemu:///system: Failed to connect socket; "
         "see that libvirtd or virtqemud runs, and that you may use it\n"
     )

@@ -7,20 +7,19 @@ from typing import TYPE_CHECKING
 
 import libvirt
 import pytest
-from click.testing import CliRunner
 
-from tests.unit.fake_libvirt import Connection, Domain, error
+from tests.unit.desk import Desk, parsed, pointed
+from tests.unit.fake_libvirt import error
 from tests.unit.golden import check
 from tests.unit.host import WEB1, domain_xml, hostdev_xml, web1, web2
-from vgpu_libvirt.cli.main import main
 from vgpu_libvirt.domain.model import Request
 from vgpu_libvirt.domain.read import parse_domain
 
 if TYPE_CHECKING:
     from click.testing import Result
 
+    from tests.unit.fake_libvirt import Connection
     from tests.unit.host import Host
-    from vgpu_libvirt.domain.model import Domain as Parsed
 
 LABEL = f"domain 'web1' ({WEB1})"
 ASKED = (Request("ua-vgpu0", "NVIDIA L40S-8Q"),)
@@ -43,71 +42,31 @@ def by_virt_manager(vf: str) -> str:
     return domain_xml(hostdevs=text.replace("</source>", "</source><rom bar='off'/>"), number=None)
 
 
-class Desk:
-    """A host with domains, and the command line."""
-
-    def __init__(self, host: Host, connection: Connection) -> None:
-        self.host = host
-        self.connection = connection
-        self.vfs = host.gpu()
-
-    def define(self, document: str, **more: bool) -> Domain:
-        domain = Domain(document, **more)
-        self.connection.domains.append(domain)
-        return domain
+class Fixes(Desk):
+    """Where the one domain is corrected."""
 
     def call(self, *arguments: str) -> Result:
-        environment = self.host.environment
-        return CliRunner().invoke(
-            main, ["fix-xml", "web1", *arguments], env=environment, prog_name="virt-vgpu"
-        )
-
-    def fix(self, *arguments: str) -> str:
-        result = self.call(*arguments)
-        assert (result.exit_code, result.exception) == (0, None), result.output
-        return result.output
-
-    def refused(self, *arguments: str) -> str:
-        """Call what must fail with one line and leave every definition as it was."""
-        before = [domain.content() for domain in self.connection.domains]
-        result = self.call(*arguments)
-        assert result.exit_code == 1
-        assert result.output.startswith("virt-vgpu: error: ")
-        assert result.output.count("\n") == 1
-        assert [domain.content() for domain in self.connection.domains] == before
-        assert not list((self.host.state / "edits").glob("*.json"))
-        return result.output
+        return super().call("fix-xml", "web1", *arguments)
 
 
 @pytest.fixture
-def desk(host: Host, monkeypatch: pytest.MonkeyPatch) -> Desk:
-    connection = Connection()
-    monkeypatch.setattr(libvirt, "open", lambda _uri: connection)
-    return Desk(host, connection)
+def desk(host: Host, connection: Connection) -> Fixes:
+    return Fixes(host, connection)
 
 
-def parsed(domain: Domain) -> Parsed:
-    return parse_domain(domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE))
-
-
-def pointed(domain: Domain) -> dict[str | None, str]:
-    assert not any(hostdev.managed for hostdev in parsed(domain).hostdevs)
-    return {hostdev.alias: str(hostdev.address) for hostdev in parsed(domain).hostdevs}
-
-
-def test_a_hostdev_of_virt_manager(desk: Desk) -> None:
+def test_a_hostdev_of_virt_manager(desk: Fixes) -> None:
     domain = desk.define(by_virt_manager(desk.vfs[1]))
-    check("cli/fix-virt-manager.txt", desk.fix("--profile", "L40S-8Q"), desk.host.root)
+    check("cli/fix-virt-manager.txt", desk.do("--profile", "L40S-8Q"), desk.host.root)
     assert (parsed(domain).requests, pointed(domain)) == (ASKED, {"ua-vgpu0": desk.vfs[1]})
     assert domain.writes == ["setMetadata", "detachDeviceFlags", "attachDeviceFlags"]
     assert b'<rom bar="off"/>' in domain.content()
     assert b'bus="0x05"' in domain.content()
     document = domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE)
     assert desk.host.hook("prepare", document) == (0, "", "")
-    assert desk.fix() == f"{LABEL} needs no correction.\n"
+    assert desk.do() == f"{LABEL} needs no correction.\n"
 
 
-def test_a_profile_is_needed_for_it(desk: Desk) -> None:
+def test_a_profile_is_needed_for_it(desk: Fixes) -> None:
     desk.define(by_virt_manager(desk.vfs[1]))
     said = desk.refused()
     assert f"{LABEL}: the hostdev at {desk.vfs[1]} asks for no profile; say with --profile" in said
@@ -115,44 +74,44 @@ def test_a_profile_is_needed_for_it(desk: Desk) -> None:
     assert "profile 'L40S-9Q' is unknown" in desk.refused("--profile", "L40S-9Q")
 
 
-def test_a_vf_whose_driver_was_unbound_is_known_by_its_gpu(desk: Desk) -> None:
+def test_a_vf_whose_driver_was_unbound_is_known_by_its_gpu(desk: Fixes) -> None:
     """As libvirt does it, when such a domain has been started."""
     domain = desk.define(by_virt_manager(desk.vfs[1]))
     nvidia = desk.host.pci(desk.vfs[1]) / "nvidia"
     nvidia.rename(nvidia.with_name("gone"))
-    desk.fix("--profile", "1152")
+    desk.do("--profile", "1152")
     assert pointed(domain) == {"ua-vgpu0": desk.vfs[1]}
 
 
-def test_what_is_excluded_is_none_of_our_business(desk: Desk) -> None:
+def test_what_is_excluded_is_none_of_our_business(desk: Fixes) -> None:
     desk.define(by_virt_manager(desk.vfs[1]))
     gpu = parse_domain(web1("0000:3d:00.0")).hostdevs[0].address
     desk.host.set_policy(exclude=(gpu,))
-    assert desk.fix() == f"{LABEL} needs no correction.\n"
+    assert desk.do() == f"{LABEL} needs no correction.\n"
 
 
-def test_a_mediated_device(desk: Desk) -> None:
+def test_a_mediated_device(desk: Fixes) -> None:
     desk.define(web2(desk.vfs[0]))
     domain = desk.define(domain_xml(hostdevs=MDEV, number=None))
-    check("cli/fix-mdev.txt", desk.fix("--profile", "1152"), desk.host.root)
+    check("cli/fix-mdev.txt", desk.do("--profile", "1152"), desk.host.root)
     assert (parsed(domain).requests, pointed(domain)) == (ASKED, {"ua-vgpu0": desk.vfs[1]})
     assert b'bus="0x06"' in domain.content()
     assert b'<rom bar="off"/>' in domain.content()
 
 
-def test_two_mediated_devices_get_devices_of_their_own(desk: Desk) -> None:
+def test_two_mediated_devices_get_devices_of_their_own(desk: Fixes) -> None:
     domain = desk.define(domain_xml(hostdevs=MDEV + MDEV.replace("83e8", "93e8"), number=None))
-    desk.fix("--profile", "1152")
+    desk.do("--profile", "1152")
     assert pointed(domain) == {"ua-vgpu0": desk.vfs[0], "ua-vgpu1": desk.vfs[1]}
 
 
-def test_mediated_devices_where_the_host_has_them_stay(desk: Desk) -> None:
+def test_mediated_devices_where_the_host_has_them_stay(desk: Fixes) -> None:
     (desk.host.sysfs / "class/mdev_bus/0000:3d:00.0").mkdir(parents=True)
     desk.define(domain_xml(hostdevs=MDEV, number=None))
-    assert desk.fix("--profile", "1152") == f"{LABEL} needs no correction.\n"
+    assert desk.do("--profile", "1152") == f"{LABEL} needs no correction.\n"
 
 
-def test_a_mediated_device_that_has_no_successor_now(desk: Desk) -> None:
+def test_a_mediated_device_that_has_no_successor_now(desk: Fixes) -> None:
     for vf in desk.vfs[1:]:
         desk.host.set_list(vf, "")
         desk.host.set_type(vf, 1152)
@@ -161,9 +120,9 @@ def test_a_mediated_device_that_has_no_successor_now(desk: Desk) -> None:
     assert "no device for L40S-8Q: 0000:3d:00.0 has no free VF" in desk.refused("--profile", "1152")
 
 
-def test_a_misspelt_request_in_a_wrong_namespace(desk: Desk) -> None:
+def test_a_misspelt_request_in_a_wrong_namespace(desk: Fixes) -> None:
     domain = desk.define(MISSPELT)
-    check("cli/fix-misspelt.txt", desk.fix(), desk.host.root)
+    check("cli/fix-misspelt.txt", desk.do(), desk.host.root)
     assert parsed(domain).requests == ASKED
     assert domain.writes == ["setMetadata", "setMetadata"]
     assert WRONG.encode() not in domain.content()
@@ -172,30 +131,30 @@ def test_a_misspelt_request_in_a_wrong_namespace(desk: Desk) -> None:
 
 @pytest.mark.promise(9)
 @pytest.mark.parametrize("document", [by_virt_manager("0000:3d:00.5"), MISSPELT])
-def test_a_dry_run(desk: Desk, document: str) -> None:
+def test_a_dry_run(desk: Fixes, document: str) -> None:
     domain = desk.define(document)
     before = desk.host.tree()
-    dry = desk.fix("--profile", "1152", "--dry-run")
+    dry = desk.do("--profile", "1152", "--dry-run")
     assert dry.endswith("\nNothing was written.\n")
     assert domain.writes == []
     assert desk.host.tree() == before
-    assert desk.fix("--profile", "1152") == dry.removesuffix("\nNothing was written.\n")
+    assert desk.do("--profile", "1152") == dry.removesuffix("\nNothing was written.\n")
 
 
-def test_the_definition_of_a_running_domain(desk: Desk) -> None:
+def test_the_definition_of_a_running_domain(desk: Fixes) -> None:
     domain = desk.define(by_virt_manager(desk.vfs[1]), active=True)
-    said = desk.fix("--profile", "1152")
+    said = desk.do("--profile", "1152")
     assert said.endswith("\nIt runs, and goes on as it is until its next start.\n")
     assert pointed(domain) == {"ua-vgpu0": desk.vfs[1]}
 
 
-def test_transient_and_unknown_domains_are_refused(desk: Desk) -> None:
+def test_transient_and_unknown_domains_are_refused(desk: Fixes) -> None:
     assert "there is no domain 'web1'" in desk.refused()
     desk.define(MISSPELT, active=True, persistent=False)
     assert f"{LABEL} is transient and has no definition to correct" in desk.refused()
 
 
-def test_what_is_not_clear_is_told_and_the_rest_is_done(desk: Desk) -> None:
+def test_what_is_not_clear_is_told_and_the_rest_is_done(desk: Fixes) -> None:
     text = '<vgpu:device alias="ua-vgpu0" profile="1152" colour="red"/>'
     domain = desk.define(web1(desk.vfs[0], managed="yes").replace("<vgpu:device ", text + "<x "))
     domain.document.find("metadata")[0].remove(domain.document.find("metadata")[0][1])  # type: ignore[index]
@@ -208,14 +167,14 @@ def test_what_is_not_clear_is_told_and_the_rest_is_done(desk: Desk) -> None:
     assert pointed(domain) == {"ua-vgpu0": desk.vfs[0]}
 
 
-def test_no_device_is_chosen_for_what_is_not_clear(desk: Desk) -> None:
+def test_no_device_is_chosen_for_what_is_not_clear(desk: Fixes) -> None:
     text = '<vgpu:device alias="ua-vgpu0" profile="1152" colour="red"/>'
     desk.define(domain_xml(requests=text, hostdevs=MDEV))
     assert "isn't clear: a request has 'colour'" in desk.refused()
 
 
 @pytest.mark.parametrize("call", ["setMetadata", "detachDeviceFlags"])
-def test_what_libvirt_refuses_leaves_everything_as_it_was(desk: Desk, call: str) -> None:
+def test_what_libvirt_refuses_leaves_everything_as_it_was(desk: Fixes, call: str) -> None:
     domain = desk.define(MISSPELT.replace("managed='no'", "managed='yes'"))
     domain.refuses = (call,)
     result = desk.call()
@@ -226,7 +185,7 @@ def test_what_libvirt_refuses_leaves_everything_as_it_was(desk: Desk, call: str)
     assert parsed(domain).hostdevs[0].managed
 
 
-def test_a_hostdev_that_cannot_be_attached_goes_back(desk: Desk) -> None:
+def test_a_hostdev_that_cannot_be_attached_goes_back(desk: Fixes) -> None:
     domain = desk.define(by_virt_manager(desk.vfs[1]))
     before = domain.content()
     real = domain.attachDeviceFlags
@@ -242,7 +201,7 @@ def test_a_hostdev_that_cannot_be_attached_goes_back(desk: Desk) -> None:
     assert domain.content() == before
 
 
-def test_the_old_element_that_cannot_be_removed_puts_it_all_back(desk: Desk) -> None:
+def test_the_old_element_that_cannot_be_removed_puts_it_all_back(desk: Fixes) -> None:
     domain = desk.define(MISSPELT.replace("managed='no'", "managed='yes'"))
     real = domain.setMetadata
 

@@ -9,21 +9,19 @@ from typing import TYPE_CHECKING
 
 import libvirt
 import pytest
-from click.testing import CliRunner
 
-from tests.unit.fake_libvirt import Connection, Domain, error
+from tests.unit.desk import Desk, pointed
+from tests.unit.fake_libvirt import Domain, error
 from tests.unit.host import WEB1, WEB2, domain_xml, web1, web2
 from vgpu_libvirt import fs
 from vgpu_libvirt.address import PciAddress
 from vgpu_libvirt.claims import locks, store
 from vgpu_libvirt.claims.model import Phase
-from vgpu_libvirt.cli.main import main
 from vgpu_libvirt.devices import profiles, vendor_vfio
 from vgpu_libvirt.domain.read import parse_domain
 
 if TYPE_CHECKING:
-    from click.testing import Result
-
+    from tests.unit.fake_libvirt import Connection
     from tests.unit.host import Host
     from vgpu_libvirt.claims.model import Claim
 
@@ -31,40 +29,17 @@ LABEL = f"domain 'web1' ({WEB1})"
 BOTH = {"ua-a": "NVIDIA L40S-8Q", "ua-b": "NVIDIA L40S-8Q"}
 
 
-class Desk:
-    """A host with domains that aren't running, their hooks, and the command line."""
-
-    def __init__(self, host: Host, connection: Connection) -> None:
-        self.host = host
-        self.connection = connection
-        self.vfs = host.gpu()
-
-    def define(self, document: str, **more: bool) -> Domain:
-        domain = Domain(document, **more)
-        domain.hook = self.host.hook
-        self.connection.domains.append(domain)
-        return domain
-
-    def call(self, *arguments: str) -> Result:
-        environment = self.host.environment
-        return CliRunner().invoke(main, arguments, env=environment, prog_name="virt-vgpu")
+class Starts(Desk):
+    """Domains that aren't running are started there."""
 
     def start(self, *arguments: str) -> str:
-        result = self.call("start", "web1", *arguments)
-        assert (result.exit_code, result.exception) == (0, None), result.output
-        return result.output
+        return self.do("start", "web1", *arguments)
 
     def refused(self, *arguments: str) -> str:
-        """Start what must fail with one line; it leaves no reservation."""
-        result = self.call("start", "web1", *arguments)
-        assert result.exit_code == 1
-        assert result.output.startswith("virt-vgpu: error: ")
-        assert result.output.count("\n") == 1
+        """Start what must fail; it leaves no reservation."""
+        said = self.fails("start", "web1", *arguments)
         assert not [claim for claim in self.claims() if claim.phase is Phase.RESERVED]
-        return result.output.removeprefix("virt-vgpu: error: ")
-
-    def claims(self) -> tuple[Claim, ...]:
-        return tuple(store.read_all(self.host.paths.state).readable.values())
+        return said
 
     def reserve(self, vf: str, document: str, **changes: object) -> Claim:
         """A reservation, as a start that was killed leaves it."""
@@ -81,19 +56,11 @@ class Desk:
 
 
 @pytest.fixture
-def desk(host: Host, monkeypatch: pytest.MonkeyPatch) -> Desk:
-    connection = Connection()
-    monkeypatch.setattr(libvirt, "open", lambda _uri: connection)
-    return Desk(host, connection)
+def desk(host: Host, connection: Connection) -> Starts:
+    return Starts(host, connection)
 
 
-def pointed(domain: Domain) -> dict[str | None, str]:
-    """Alias -> address of its hostdevs."""
-    parsed = parse_domain(domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE))
-    return {hostdev.alias: str(hostdev.address) for hostdev in parsed.hostdevs}
-
-
-def test_what_points_right_stays_and_starts(desk: Desk) -> None:
+def test_what_points_right_stays_and_starts(desk: Starts) -> None:
     domain = desk.define(web1(desk.vfs[2], number=None))
     said = desk.start()
     assert domain.writes == ["create"]
@@ -107,7 +74,7 @@ def test_what_points_right_stays_and_starts(desk: Desk) -> None:
 
 
 @pytest.mark.promise(2)
-def test_the_reservation_is_what_prepare_finds(desk: Desk) -> None:
+def test_the_reservation_is_what_prepare_finds(desk: Starts) -> None:
     domain = desk.define(web1(desk.vfs[0], number=None))
     seen: list[Claim | None] = []
 
@@ -129,7 +96,7 @@ def test_the_reservation_is_what_prepare_finds(desk: Desk) -> None:
     assert taken.claim_id != reserved.claim_id
 
 
-def test_a_hostdev_whose_device_is_taken_is_pointed_elsewhere(desk: Desk) -> None:
+def test_a_hostdev_whose_device_is_taken_is_pointed_elsewhere(desk: Starts) -> None:
     assert desk.host.hook("prepare", web2(desk.vfs[0])).status == 0
     domain = desk.define(web1(desk.vfs[0], number=None))
     said = desk.start()
@@ -139,21 +106,21 @@ def test_a_hostdev_whose_device_is_taken_is_pointed_elsewhere(desk: Desk) -> Non
     assert f"at {desk.vfs[1]} of GPU 0000:3d:00.0, since only GPU 0000:3d:00.0 can take" in said
 
 
-def test_a_missing_hostdev_is_added(desk: Desk) -> None:
+def test_a_missing_hostdev_is_added(desk: Starts) -> None:
     domain = desk.define(domain_xml(requests={"ua-vgpu0": "1152"}, number=None))
     desk.start()
     assert pointed(domain) == {"ua-vgpu0": desk.vfs[0]}
     assert domain.active
 
 
-def test_other_definitions_are_left_their_devices(desk: Desk) -> None:
+def test_other_definitions_are_left_their_devices(desk: Starts) -> None:
     desk.define(web2(desk.vfs[0]))
     domain = desk.define(domain_xml(requests={"ua-vgpu0": "1152"}, number=None))
     desk.start()
     assert pointed(domain) == {"ua-vgpu0": desk.vfs[1]}
 
 
-def test_several_vgpus_start_on_devices_of_their_own(desk: Desk) -> None:
+def test_several_vgpus_start_on_devices_of_their_own(desk: Starts) -> None:
     desk.host.gpu("0000:5e:00.0")
     document = domain_xml(
         requests='<vgpu:device alias="ua-a" profile="1152" apart="gpu"/>'
@@ -168,14 +135,14 @@ def test_several_vgpus_start_on_devices_of_their_own(desk: Desk) -> None:
     assert "; 'ua-b' (NVIDIA L40S-8Q) at 0000:5e:00.4 of GPU 0000:5e:00.0, since " in said
 
 
-def test_paused(desk: Desk) -> None:
+def test_paused(desk: Starts) -> None:
     domain = desk.define(web1(desk.vfs[0], number=None))
     assert f"{LABEL} is started, and paused, with 'ua-vgpu0'" in desk.start("--paused")
     assert domain.started_paused
 
 
 @pytest.mark.promise(9)
-def test_a_dry_run(desk: Desk) -> None:
+def test_a_dry_run(desk: Starts) -> None:
     assert desk.host.hook("prepare", web2(desk.vfs[0])).status == 0
     domain = desk.define(web1(desk.vfs[0], number=None))
     before = desk.host.tree()
@@ -203,7 +170,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch, *bad: str) -> None:
 
 
 def test_a_device_that_refuses_is_followed_by_the_next(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    desk: Starts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refusing(monkeypatch, *desk.vfs[:2])
     domain = desk.define(web1(desk.vfs[0], number=None))
@@ -214,7 +181,7 @@ def test_a_device_that_refuses_is_followed_by_the_next(
 
 
 def test_where_all_refuse_the_drivers_word_is_told(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    desk: Starts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refusing(monkeypatch, *desk.vfs)
     domain = desk.define(web1(desk.vfs[0], number=None))
@@ -227,7 +194,7 @@ def test_where_all_refuse_the_drivers_word_is_told(
     assert not list((desk.host.state / "edits").glob("*.json"))
 
 
-def test_of_several_all_or_none_stay(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_several_all_or_none_stay(desk: Starts, monkeypatch: pytest.MonkeyPatch) -> None:
     refusing(monkeypatch, *desk.vfs[1:])
     desk.define(domain_xml(requests=BOTH, number=None))
     assert "the driver did not put" in desk.refused()
@@ -235,7 +202,7 @@ def test_of_several_all_or_none_stay(desk: Desk, monkeypatch: pytest.MonkeyPatch
     assert {desk.host.type_of(vf) for vf in desk.vfs} == {"0"}
 
 
-def test_a_failure_that_no_device_is_to_blame_for_is_told_at_once(desk: Desk) -> None:
+def test_a_failure_that_no_device_is_to_blame_for_is_told_at_once(desk: Starts) -> None:
     domain = desk.define(web1(desk.vfs[0], number=None))
     domain.qemu_fails = "cannot access storage file '/gone'"
     assert desk.refused() == f"{LABEL} can't be started: cannot access storage file '/gone'\n"
@@ -244,7 +211,7 @@ def test_a_failure_that_no_device_is_to_blame_for_is_told_at_once(desk: Desk) ->
     assert desk.host.type_of(desk.vfs[0]) == "0"
 
 
-def test_a_device_that_qemu_cannot_open_is_followed_by_the_next(desk: Desk) -> None:
+def test_a_device_that_qemu_cannot_open_is_followed_by_the_next(desk: Starts) -> None:
     domain = desk.define(web1(desk.vfs[0], number=None))
     domain.qemu_fails = f"vfio {desk.vfs[0]}: failed to open /dev/vfio/1"
     assert f"vfio {desk.vfs[0]}: failed to open" in desk.refused()
@@ -252,7 +219,7 @@ def test_a_device_that_qemu_cannot_open_is_followed_by_the_next(desk: Desk) -> N
 
 
 def test_a_device_that_goes_between_choice_and_reservation(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    desk: Starts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     domain = desk.define(web1(desk.vfs[0], number=None))
     real = locks.devices
@@ -270,7 +237,7 @@ def test_a_device_that_goes_between_choice_and_reservation(
 
 
 @pytest.mark.promise(1)
-def test_a_lost_race_with_another_start_of_the_same_domain(desk: Desk) -> None:
+def test_a_lost_race_with_another_start_of_the_same_domain(desk: Starts) -> None:
     """Somebody else's start wins while ours points; what it has isn't ours to touch."""
     domain = desk.define(web1(desk.vfs[0], number=None))
 
@@ -286,7 +253,7 @@ def test_a_lost_race_with_another_start_of_the_same_domain(desk: Desk) -> None:
     assert desk.host.type_of(desk.vfs[0]) == "1152"
 
 
-def test_an_interrupt_leaves_no_reservation(desk: Desk) -> None:
+def test_an_interrupt_leaves_no_reservation(desk: Starts) -> None:
     domain = desk.define(web1(desk.vfs[0], number=None))
 
     def create(_flags: int) -> int:
@@ -298,7 +265,7 @@ def test_an_interrupt_leaves_no_reservation(desk: Desk) -> None:
 
 
 @pytest.mark.promise(8)
-def test_no_lock_is_held_while_libvirt_is_called(desk: Desk) -> None:
+def test_no_lock_is_held_while_libvirt_is_called(desk: Starts) -> None:
     domain = desk.define(domain_xml(requests={"ua-vgpu0": "1152"}, number=None))
     real = domain.attachDeviceFlags
     tried = []
@@ -314,7 +281,7 @@ def test_no_lock_is_held_while_libvirt_is_called(desk: Desk) -> None:
     assert tried
 
 
-def test_a_hook_that_libvirt_does_not_run_is_told(desk: Desk) -> None:
+def test_a_hook_that_libvirt_does_not_run_is_told(desk: Starts) -> None:
     domain = desk.define(web1(desk.vfs[0], number=None))
     domain.hook = None
     result = desk.call("start", "web1")
@@ -325,7 +292,7 @@ def test_a_hook_that_libvirt_does_not_run_is_told(desk: Desk) -> None:
 @pytest.mark.promise(1, 3)
 @pytest.mark.parametrize("type_id", [1152, 1149])
 def test_a_type_that_somebody_sets_on_a_reserved_device_is_not_ours(
-    desk: Desk, type_id: int
+    desk: Starts, type_id: int
 ) -> None:
     domain = desk.define(web1(desk.vfs[0], number=None))
 
@@ -344,7 +311,7 @@ def test_a_type_that_somebody_sets_on_a_reserved_device_is_not_ours(
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_killed_start_stands_in_nobodys_way(desk: Desk, number: int) -> None:
+def test_a_killed_start_stands_in_nobodys_way(desk: Starts, number: int) -> None:
     document = web1(desk.vfs[0], number=None)
     domain = desk.define(document)
     desk.reserve(desk.vfs[number], document)
@@ -353,7 +320,7 @@ def test_a_killed_start_stands_in_nobodys_way(desk: Desk, number: int) -> None:
     assert [claim.device for claim in desk.claims()] == [desk.vfs[0]]
 
 
-def test_a_reservation_goes_with_the_failed_start_it_was_for(desk: Desk) -> None:
+def test_a_reservation_goes_with_the_failed_start_it_was_for(desk: Starts) -> None:
     document = web1(desk.vfs[0], number=None)
     desk.define(document)
     desk.reserve(desk.vfs[1], document)
@@ -361,7 +328,7 @@ def test_a_reservation_goes_with_the_failed_start_it_was_for(desk: Desk) -> None
     assert desk.claims() == ()
 
 
-def test_anothers_reservation_is_not_taken(desk: Desk) -> None:
+def test_anothers_reservation_is_not_taken(desk: Starts) -> None:
     claim = desk.reserve(desk.vfs[0], web2(desk.vfs[0]))
     domain = desk.define(web1(desk.vfs[0], number=None))
     desk.start()
@@ -369,7 +336,7 @@ def test_anothers_reservation_is_not_taken(desk: Desk) -> None:
     assert desk.host.claim(desk.vfs[0]) == claim
 
 
-def test_anothers_reservation_that_lapsed_is(desk: Desk) -> None:
+def test_anothers_reservation_that_lapsed_is(desk: Starts) -> None:
     desk.reserve(desk.vfs[0], web2(desk.vfs[0]), since_boot=0.0)
     domain = desk.define(web1(desk.vfs[0], number=None))
     desk.host.set_policy(reserve_timeout=0.001)
@@ -378,7 +345,7 @@ def test_anothers_reservation_that_lapsed_is(desk: Desk) -> None:
 
 
 @pytest.mark.promise(3)
-def test_a_lapsed_reservation_goes_without_a_write(desk: Desk) -> None:
+def test_a_lapsed_reservation_goes_without_a_write(desk: Starts) -> None:
     """Nothing was written for it, so a type that is there is somebody else's."""
     desk.reserve(desk.vfs[0], web2(desk.vfs[0]), since_boot=0.0)
     desk.host.set_type(desk.vfs[0], 1152)
@@ -387,7 +354,7 @@ def test_a_lapsed_reservation_goes_without_a_write(desk: Desk) -> None:
     assert (desk.claims(), desk.host.type_of(desk.vfs[0])) == ((), "1152")
 
 
-def test_its_own_leftover_is_used_again(desk: Desk) -> None:
+def test_its_own_leftover_is_used_again(desk: Starts) -> None:
     """libvirt's word that the domain is off ends what its daemon alone keeps."""
     assert desk.host.hook("prepare", web1(desk.vfs[0])).status == 0
     domain = desk.define(web1(desk.vfs[0], number=None))
@@ -395,7 +362,7 @@ def test_its_own_leftover_is_used_again(desk: Desk) -> None:
     assert (domain.writes, pointed(domain)) == (["create"], {"ua-vgpu0": desk.vfs[0]})
 
 
-def test_a_foreign_type_is_left_to_prepare(desk: Desk) -> None:
+def test_a_foreign_type_is_left_to_prepare(desk: Starts) -> None:
     desk.host.set_policy(foreign="reset")
     desk.host.set_type(desk.vfs[0], 1152)
     domain = desk.define(web1(desk.vfs[0], number=None))
@@ -405,7 +372,7 @@ def test_a_foreign_type_is_left_to_prepare(desk: Desk) -> None:
     assert (claim.phase, domain.writes) == (Phase.CONFIGURED, ["create"])
 
 
-def test_a_change_that_was_killed_is_finished_first(desk: Desk) -> None:
+def test_a_change_that_was_killed_is_finished_first(desk: Starts) -> None:
     domain = desk.define(domain_xml(requests={"ua-vgpu0": "1152"}, number=None))
     other = Domain(web1(desk.vfs[1], number=None))
     hostdev = libvirt_hostdev(other)
@@ -429,7 +396,7 @@ def libvirt_hostdev(domain: Domain) -> str:
 # --- what is refused ---
 
 
-def test_active_transient_unknown_saved_and_plain_domains_are_refused(desk: Desk) -> None:
+def test_active_transient_unknown_saved_and_plain_domains_are_refused(desk: Starts) -> None:
     assert "there is no domain 'web1'" in desk.refused()
     domain = desk.define(web1(desk.vfs[0], number=None), active=True)
     assert f"{LABEL} runs already" in desk.refused()
@@ -460,7 +427,7 @@ def test_active_transient_unknown_saved_and_plain_domains_are_refused(desk: Desk
         ),
     ],
 )
-def test_what_fix_xml_mends_is_refused(desk: Desk, document: str, reason: str) -> None:
+def test_what_fix_xml_mends_is_refused(desk: Starts, document: str, reason: str) -> None:
     domain = desk.define(document)
     said = desk.refused()
     assert reason in said
@@ -469,7 +436,7 @@ def test_what_fix_xml_mends_is_refused(desk: Desk, document: str, reason: str) -
 
 
 @pytest.mark.parametrize("arguments", [[], ["--dry-run"]])
-def test_no_device_is_refused_with_the_owners(desk: Desk, arguments: list[str]) -> None:
+def test_no_device_is_refused_with_the_owners(desk: Starts, arguments: list[str]) -> None:
     assert desk.host.hook("prepare", web2(desk.vfs[0])).status == 0
     for vf in desk.vfs:
         desk.host.set_list(vf, "")
@@ -480,7 +447,7 @@ def test_no_device_is_refused_with_the_owners(desk: Desk, arguments: list[str]) 
 
 
 def test_who_may_not_write_the_store_is_told_who_may(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    desk: Starts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     domain = desk.define(web1(desk.vfs[0], number=None))
 
@@ -496,6 +463,6 @@ def test_who_may_not_write_the_store_is_told_who_may(
     desk.start("--dry-run")
 
 
-def test_the_domain_may_be_named_by_uuid(desk: Desk) -> None:
+def test_the_domain_may_be_named_by_uuid(desk: Starts) -> None:
     desk.define(web1(desk.vfs[0], name="web2", uuid=WEB2, number=None))
     assert desk.call("start", WEB2.upper()).exit_code == 0

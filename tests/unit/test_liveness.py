@@ -44,6 +44,9 @@ DAEMON_RUNS = "the daemon that started it, process 811, still runs"
 # A claim between `prepare` and QEMU, and one whose QEMU is known.
 STARTING = new_claim()
 STARTED = new_claim(phase=Phase.RUNNING, qemu=Qemu(4001, 90210, MONITOR))
+# One that libvirt is asked to plug into a QEMU.
+PLUGGING = new_claim(phase=Phase.RESERVED, qemu=Qemu(4001, 90210, MONITOR))
+DAEMON_LIVES = {"daemon": Presence.RUNNING, "qemu": Presence.RUNNING}
 
 
 def live(uuid: str, *devices: str, pid: int = 4001, name: str = "web1") -> LiveDomain:
@@ -64,6 +67,7 @@ ACTIVE = Answer(frozenset({WEB1, WEB2}), frozenset({STARTING.claim_id}))
 ASKED_BEFORE = Answer(frozenset({WEB2}), frozenset({"another"}))
 SILENT = Answer(frozenset(), frozenset(), "libvirt doesn't answer")
 LET_GO = f"{OWNER} runs, but has let {VF} go"
+NEVER_GOT = f"{OWNER} runs, but never got {VF}"
 QUIET = World(
     boot_id=BOOT,
     since_boot=600.0,
@@ -520,6 +524,79 @@ ROWS = [
         DEAD,
         LET_GO,
         {"domains": WITHOUT_IT},
+    ),
+    # --- never plugged in: the claim is a reservation of a domain that runs ---
+    Row(
+        "libvirt may be about to plug it in",
+        PLUGGING,
+        ALIVE,
+        RUNS,
+        {"domains": WITHOUT_IT, "since_boot": PLUGGING.since_boot + 60},
+        DAEMON_LIVES,
+    ),
+    Row(
+        "not any more once it has lapsed",
+        PLUGGING,
+        DEAD,
+        NEVER_GOT,
+        {"domains": WITHOUT_IT, "since_boot": PLUGGING.since_boot + 60.1},
+        DAEMON_LIVES,
+    ),
+    Row(
+        "nor once the daemon that was asked is gone",
+        PLUGGING,
+        DEAD,
+        NEVER_GOT,
+        {"domains": WITHOUT_IT},
+        {"qemu": Presence.RUNNING},
+    ),
+    Row(
+        "nor once it has answered",
+        PLUGGING,
+        DEAD,
+        NEVER_GOT,
+        {"domains": WITHOUT_IT},
+        DAEMON_LIVES,
+        over=True,
+    ),
+    Row(
+        "nor in another boot, whatever its clock says",
+        PLUGGING._replace(boot_id="another"),
+        DEAD,
+        NEVER_GOT,
+        {"domains": WITHOUT_IT},
+        {"daemon": Presence.UNKNOWN, "qemu": Presence.GONE},
+    ),
+    Row(
+        "it was plugged in, and will be noted",
+        PLUGGING,
+        ALIVE,
+        RUNS,
+        {"domains": WITH_IT, "since_boot": PLUGGING.since_boot + 9999},
+        DAEMON_LIVES,
+    ),
+    Row(
+        "QEMU has it open, and libvirt will list it",
+        PLUGGING,
+        ALIVE,
+        f"{VF} is held open by process 4001",
+        {"domains": WITHOUT_IT, "since_boot": PLUGGING.since_boot + 9999},
+        {**DAEMON_LIVES, "holders": frozenset({4001})},
+    ),
+    Row(
+        "its domain ended before",
+        PLUGGING,
+        DEAD,
+        NOTHING,
+        seen={"daemon": Presence.RUNNING},
+    ),
+    Row(
+        "a reservation for a start lapses while its domain runs, too",
+        STARTING._replace(phase=Phase.RESERVED, daemon=None),
+        DEAD,
+        NEVER_GOT,
+        {"domains": WITHOUT_IT, "since_boot": STARTING.since_boot + 60.1},
+        {"daemon": None, "qemu": None},
     ),
     # --- somebody else who lives has the device by now ---
     Row(
