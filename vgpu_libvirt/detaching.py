@@ -29,8 +29,10 @@ if TYPE_CHECKING:
 _PAUSE = 0.2  # seconds between two looks at whether the guest has let go
 
 
-def detach(config: Config, both: Sequence[Definition], alias: str, seconds: float) -> str | None:
-    """Take the vGPU ALIAS from all sides; return the device that was given back, if any was.
+def detach(
+    config: Config, both: Sequence[Definition], alias: str, seconds: float
+) -> tuple[str | None, list[str]]:
+    """Take the vGPU ALIAS from all sides; return the device that was given back, or why none was.
 
     A running guest has SECONDS to let it go. Raises KeptError where it hasn't by then, LibvirtError
     where libvirt refuses, and then nothing is changed, or said to be.
@@ -38,7 +40,9 @@ def detach(config: Config, both: Sequence[Definition], alias: str, seconds: floa
     live = both[-1] if both[-1].is_live else None
     context = Context(config)
     device = claim = None
+    notes: list[str] = []
     if live:
+        notes = hotplug.track(context, parse_domain(live.document), alias)
         device, claim = _look_up(context, live, alias)
     left: list[str] = []
     try:
@@ -51,24 +55,22 @@ def detach(config: Config, both: Sequence[Definition], alias: str, seconds: floa
     except LibvirtError as error:
         raise LibvirtError("; ".join([str(error), *left])) from error
     if live is None:
-        return None
+        return None, notes
     if device:
         _wait(context, live, alias, device, claim, seconds)
     kept = hotplug.take_back(context, claim, is_over=False) if claim else []
     sides.forget_request(live, alias)
     if kept:
         raise KeptError(f"'{alias}' of {live.label} is detached, but {'; '.join(kept)}")
-    return claim.device if claim else None
+    return claim.device if claim else None, notes
 
 
 def _look_up(context: Context, live: Definition, alias: str) -> tuple[str | None, Claim | None]:
     """The device that a running domain has as ALIAS, and its claim, each if there is one.
 
-    What runs is noted before, since a claim that doesn't know that it ran doesn't end while its
-    domain lives. Raises VgpuError where a claim couldn't be given back anyway.
+    Raises ClaimUnreadableError, since then the device couldn't be given back.
     """
     domain = parse_domain(live.document)
-    hotplug.track(context, domain)
     claims = store.read_all(context.config.paths.state)
     hostdev = domain.hostdev(alias)
     device = str(hostdev.address) if hostdev and hostdev.address else None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from . import libvirt_api
 from .domain import edit
 from .domain.read import parse_domain
-from .errors import LibvirtError, RequestError
+from .errors import DomainXmlError, LibvirtError, RequestError
 
 if TYPE_CHECKING:
     from .address import PciAddress
@@ -70,7 +70,8 @@ def add(
     side: Definition, request: Request, address: PciAddress, undo: Revert, left: list[str]
 ) -> None:
     """Write REQUEST and its hostdev; what UNDO can't take back is said in LEFT."""
-    before = edit.metadata(side.document)
+    # Anew, since making the device ready takes its time, and others may have written meanwhile.
+    before = edit.metadata(libvirt_api.look_again(side).document)
     set_metadata(side, before, edit.with_request(before, request), undo, left)
     # Before the attempt: a device may have been plugged in although libvirt reports a failure.
     undo.add(lambda: _take_out(side, request.alias, address, left))
@@ -141,7 +142,7 @@ def _take_out(side: Definition, alias: str, address: PciAddress, left: list[str]
                 f"and '{alias}' is plugged in nevertheless: run 'virt-vgpu detach {side.name} "
                 f"--live --alias {alias}'"
             )
-    except LibvirtError as error:
+    except (LibvirtError, DomainXmlError) as error:
         if not _has_ended(side):
             left.append(f"and whether '{alias}' is there can't be told: {error}")
 

@@ -3,18 +3,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import libvirt
 import pytest
+from lxml import etree
 
 from tests.unit.desk import pointed, requests
 from tests.unit.fake_libvirt import error
 from tests.unit.host import WEB1, WEB2, domain_xml, web1, web2
 from vgpu_libvirt import fs, sync
+from vgpu_libvirt.address import PciAddress
 from vgpu_libvirt.claims import store
 from vgpu_libvirt.claims.model import Phase
 from vgpu_libvirt.devices import vendor_vfio
+from vgpu_libvirt.domain.match import Wanted
 from vgpu_libvirt.domain.model import Request
 from vgpu_libvirt.domain.read import parse_domain
 from vgpu_libvirt.lifecycle import hotplug
@@ -184,7 +187,7 @@ def test_a_second_one_has_an_alias_and_a_device_of_its_own(desk: Desk) -> None:
     assert pointed(domain, live=True) == {"ua-vgpu0": desk.vfs[0], "ua-vgpu1": desk.vfs[1]}
 
 
-def test_an_alias_is_free_when_its_last_device_is_given_back(desk: Desk) -> None:
+def test_an_alias_is_not_given_again_before_its_device_is_given_back(desk: Desk) -> None:
     run(desk)
     desk.do(*ATTACH)
     claim = claim_of(desk, desk.vfs[0])
@@ -199,9 +202,7 @@ def test_an_alias_is_free_when_its_last_device_is_given_back(desk: Desk) -> None
     assert claim_of(desk, desk.vfs[0]) == claim
 
 
-def parse(document: str) -> object:
-    from lxml import etree
-
+def parse(document: str) -> Any:
     return etree.fromstring(document)
 
 
@@ -221,6 +222,20 @@ def test_a_dry_run_writes_nothing(desk: Desk) -> None:
     assert "(no request for a vGPU)" in said
     assert "This would be removed from its <devices>:" in said
     assert (domain.writes, desk.host.tree()) == ([], before)
+
+
+def test_what_others_ask_for_meanwhile_stays(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written while the device was being programmed."""
+    domain = run(desk)
+    program = vendor_vfio.program
+
+    def dawdle(*arguments: Any) -> None:
+        domain.live = parse(domain_xml(requests={"ua-x": "1152"}))
+        program(*arguments)
+
+    monkeypatch.setattr(vendor_vfio, "program", dawdle)
+    desk.do(*ATTACH)
+    assert [request.alias for request in requests(domain, live=True)] == ["ua-x", "ua-vgpu0"]
 
 
 # --- what stands in the way ---
@@ -427,7 +442,7 @@ def test_a_request_that_cannot_be_understood_is_refused(desk: Desk, live: bool) 
     odd = domain_xml(requests='<vgpu:device alias="ua-a" profile="1" colour="red"/>')
     if live:
         domain = run(desk, odd)
-        domain.document = parse(PLAIN)  # type: ignore[assignment]
+        domain.document = parse(PLAIN)
         assert "mend it with 'virsh metadata web1 --live --edit'" in desk.refused(*ATTACH)
     else:
         desk.define(odd)
@@ -446,10 +461,7 @@ def left_behind(desk: Desk) -> Domain:
     return domain
 
 
-def wanted_at(vf: str) -> object:
-    from vgpu_libvirt.address import PciAddress
-    from vgpu_libvirt.domain.match import Wanted
-
+def wanted_at(vf: str) -> Wanted:
     return Wanted(ASKED, PciAddress.parse(vf))
 
 
@@ -483,7 +495,7 @@ def test_what_qemu_has_open_never_lapses(desk: Desk) -> None:
 @pytest.mark.promise(1)
 def test_what_libvirt_did_plug_in_is_found_to_run(desk: Desk) -> None:
     domain = left_behind(desk)
-    domain.live = parse(web1(desk.vfs[0]))  # type: ignore[assignment]
+    domain.live = parse(web1(desk.vfs[0]))
     show(desk, domain)
     lapse(desk)
     assert reconcile(desk).released == ()
@@ -625,6 +637,15 @@ def test_and_one_whose_claim_was_lost(desk: Desk) -> None:
     run(desk, document)
     assert f"{desk.vfs[0]} was given back" in desk.do(*DETACH)
     assert desk.host.type_of(desk.vfs[0]) == "0"
+
+
+def test_one_that_cannot_be_claimed_is_detached_and_said(desk: Desk) -> None:
+    run(desk, web1(desk.vfs[0]))  # without a type
+    said = desk.do(*DETACH)
+    assert said == (
+        f"{LABEL} has no vGPU 'ua-vgpu0' any more.\n"
+        f"Note: {desk.vfs[0]} of the running domain 'web1' has no vGPU type.\n"
+    )
 
 
 def test_what_is_nobodys_request_is_detached_and_left_alone(desk: Desk) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from tests.unit.host import BOOT, LIBVIRTD, WEB1, WEB2, Host, domain_xml, web1
-from tests.unit.support import VF, child, needs_root, new_claim, nobody
+from tests.unit.support import NOBODY, VF, child, needs_root, new_claim, nobody
 from vgpu_libvirt.claims import processes, witnesses
 from vgpu_libvirt.claims.handles import Handles
 from vgpu_libvirt.claims.inventory import LiveDomain, LiveDomains
@@ -1017,3 +1017,21 @@ def test_a_proc_that_does_not_tell_them(tmp_path: Path) -> None:
     (tmp_path / "self/ns").mkdir(parents=True)
     (tmp_path / "self/ns/pid").symlink_to("pid:[]")
     assert processes.namespaces(str(tmp_path)) == (None, None)
+
+
+def test_the_daemon_of_the_host_is_the_oldest_that_runs(host: Host) -> None:
+    """What it forks has its name, until it is something else."""
+    proc = host.paths.proc
+    host.process(700, "libvirtd", start=9000, parent=LIBVIRTD)
+    host.process(600, "virtqemud", start=4000, state="Z")
+    assert processes.running_daemon(proc) == Process(LIBVIRTD, 4242)
+    host.end(LIBVIRTD)
+    host.end(700)
+    assert processes.running_daemon(proc) is None
+
+
+@needs_root
+def test_one_that_a_user_runs_is_not_the_hosts(host: Host) -> None:
+    host.process(700, "libvirtd", start=10)
+    os.chown(host.proc / "700", NOBODY, NOBODY)
+    assert processes.running_daemon(host.paths.proc) == Process(LIBVIRTD, 4242)

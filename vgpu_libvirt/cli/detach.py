@@ -67,9 +67,11 @@ def detach(
                 for side in both
             )
             return
-        device = detaching.detach(settings, both, name, timeout)
+        device, notes = detaching.detach(settings, both, name, timeout)
     given_back = f"; {device} was given back" if device else ""
     click.echo(f"{both[0].label} has no vGPU '{name}' any more{given_back}.")
+    for note in notes:
+        click.echo(f"Note: {note}.", err=True)
 
 
 def _asked(side: Definition) -> tuple[str, ...]:

@@ -109,12 +109,18 @@ def take_back(context: Context, claim: Claim, is_over: bool) -> list[str]:
     return []
 
 
-def track(context: Context, domain: Domain) -> list[str]:
-    """Note what DOMAIN has while it has it; return what hindered it. Raises VgpuError.
+def track(context: Context, domain: Domain, alias: str) -> list[str]:
+    """Note what runs in the claims of DOMAIN, and claim what it has as ALIAS where nobody has.
 
     So a claim that `started` didn't see, or one that is missing, is right when the device goes.
+    Return what hindered it. Raises VgpuError where nothing can be noted at all.
     """
-    return running.reconnect(context, _live(context, domain).domain)
+    live = _live(context, domain)
+    problems = running.started(context, domain)
+    asked = tuple(request for request in live.domain.requests if request.alias == alias)
+    if not asked or live.domain.hostdev(alias) is None:
+        return problems
+    return problems + running.adopt(context, live.domain._replace(requests=asked), live)
 
 
 def why_not_gone(context: Context, domain: Domain, device: str, claim: Claim | None) -> str:
