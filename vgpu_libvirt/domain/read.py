@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 from xml.parsers import expat
 
 from .. import sets
 from ..address import PciAddress
 from ..errors import AddressError, DomainXmlError, RequestError
 from .model import ALIAS_PREFIX, NAMESPACE, Domain, Hostdev, Request, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _GAP = " "  # between namespace and name: no URI contains one
 _DEVICES = f"{NAMESPACE}{_GAP}devices"
@@ -44,20 +47,42 @@ def parse_set(text: str) -> set[int]:
         raise DomainXmlError(str(error)) from error
 
 
-class _Element(NamedTuple):
-    attributes: dict[str, str]
-    children: dict[str, dict[str, str]]  # path below it -> attributes, of the last such child
+class _Place:
+    """An element that we look at: what to do at its begin and end, and what to look at inside.
+
+    `other` is for the elements inside that have no place of their own.
+    """
+
+    __slots__ = ("begin", "end", "inside", "other")
+
+    def __init__(
+        self,
+        begin: Callable[[_Reader, str, dict[str, str]], None] | None = None,
+        end: Callable[[_Reader], None] | None = None,
+        inside: dict[str, _Place] | None = None,
+        other: _Place | None = None,
+    ) -> None:
+        self.begin = begin
+        self.end = end
+        self.inside = inside or {}
+        self.other = other or self
 
 
 class _Reader:
-    """Collects what we want of one document; paths are relative to `<domain>`."""
+    """Collects what we want of one document.
+
+    A status file has hundreds of elements, a host a thousand of them, and hooks read them all: what
+    is of no interest costs a look-up, and no text of it is ever seen.
+    """
 
     def __init__(self, root: str) -> None:
         self._root_name = root
-        self._path: list[str] = []
-        self._skip = 0 if root == "domain" else 1  # levels above <domain>
+        self._places = [_Place(inside={root: _ROOTS[root]})]  # from there to where we are
+        self._parser = expat.ParserCreate(namespace_separator=_GAP)
         self._text: list[str] = []
-        self._hostdev: _Element | None = None
+        self._hostdev: dict[str, str] = {}
+        self._source: dict[str, str] | None = None
+        self._alias: str | None = None
         self._hostdevs: list[Hostdev] = []
         self._requests: list[Request] = []
         self._request_error: str | None = None
@@ -69,13 +94,11 @@ class _Reader:
         self.monitor: str | None = None
 
     def read(self, text: str) -> None:
-        parser = expat.ParserCreate(namespace_separator=_GAP)
-        parser.StartElementHandler = self._start
-        parser.EndElementHandler = self._end
-        parser.CharacterDataHandler = self._text.append
-        parser.StartDoctypeDeclHandler = _refuse_doctype
+        self._parser.StartElementHandler = self._start_root
+        self._parser.EndElementHandler = self._end
+        self._parser.StartDoctypeDeclHandler = _refuse_doctype
         try:
-            parser.Parse(text, True)
+            self._parser.Parse(text, True)
         except expat.ExpatError as error:
             raise DomainXmlError(f"not well-formed XML: {error}") from error
 
@@ -93,52 +116,127 @@ class _Reader:
             self._request_error,
         )
 
+    def _start_root(self, name: str, attributes: dict[str, str]) -> None:
+        if name != self._root_name:
+            raise DomainXmlError(f"a document of <{name}>, not of <{self._root_name}>")
+        self.root = attributes
+        self._parser.StartElementHandler = self._start
+        self._start(name, attributes)
+
     def _start(self, name: str, attributes: dict[str, str]) -> None:
-        if not self._path:
-            if name != self._root_name:
-                raise DomainXmlError(f"a document of <{name}>, not of <{self._root_name}>")
-            self.root = attributes
-        self._path.append(name)
-        self._text.clear()
-        where = "/".join(self._path[self._skip :])
-        if where == "domain":
-            self._attributes = attributes
-        elif self._path == ["domstatus", "monitor"]:
-            self.monitor = attributes.get("path")
-        elif where == "domain/devices/hostdev":
-            self._hostdev = _Element(attributes, {})
-        elif self._hostdev and where.startswith("domain/devices/hostdev/"):
-            self._hostdev.children[where.removeprefix("domain/devices/hostdev/")] = attributes
-        elif where in ("domain/numatune/memory", "domain/numatune/memnode"):
-            self._nodes |= parse_set(attributes.get("nodeset", ""))
-        elif where in ("domain/vcpu", "domain/cputune/vcpupin"):
-            self._cpus |= parse_set(attributes.get("cpuset", ""))
-        elif where.startswith("domain/metadata/"):
-            self._metadata(where.removeprefix("domain/metadata/"), attributes)
+        here = self._places[-1]
+        place = here.inside.get(name, here.other)
+        self._places.append(place)
+        if place.begin:
+            place.begin(self, name, attributes)
 
     def _end(self, _name: str) -> None:
-        where = "/".join(self._path[self._skip :])
-        self._path.pop()
-        if where == "domain/name":
-            self._name = "".join(self._text)
-        elif where == "domain/uuid":
-            self._uuid = "".join(self._text).strip()
-        elif where == "domain/devices/hostdev" and self._hostdev:
-            if self._hostdev.attributes.get("mode") == "subsystem":
-                self._hostdevs.append(_hostdev(self._hostdev))
-            self._hostdev = None
+        place = self._places.pop()
+        if place.end:
+            place.end(self)
 
-    def _metadata(self, where: str, attributes: dict[str, str]) -> None:
+    def begin_domain(self, _name: str, attributes: dict[str, str]) -> None:
+        self._attributes = attributes
+
+    def begin_monitor(self, _name: str, attributes: dict[str, str]) -> None:
+        self.monitor = attributes.get("path")
+
+    def begin_text(self, _name: str, _attributes: dict[str, str]) -> None:
+        self._text.clear()
+        self._parser.CharacterDataHandler = self._text.append
+
+    def end_name(self) -> None:
+        self._parser.CharacterDataHandler = None
+        self._name = "".join(self._text)
+
+    def end_uuid(self) -> None:
+        self._parser.CharacterDataHandler = None
+        self._uuid = "".join(self._text).strip()
+
+    def begin_numatune(self, _name: str, attributes: dict[str, str]) -> None:
+        self._nodes |= parse_set(attributes.get("nodeset", ""))
+
+    def begin_vcpu(self, _name: str, attributes: dict[str, str]) -> None:
+        self._cpus |= parse_set(attributes.get("cpuset", ""))
+
+    def begin_hostdev(self, _name: str, attributes: dict[str, str]) -> None:
+        self._hostdev = attributes
+        self._source = self._alias = None
+
+    def begin_source(self, _name: str, attributes: dict[str, str]) -> None:
+        self._source = attributes
+
+    def begin_alias(self, _name: str, attributes: dict[str, str]) -> None:
+        self._alias = attributes.get("name")
+
+    def end_hostdev(self) -> None:
+        if self._hostdev.get("mode") == "subsystem":
+            self._hostdevs.append(_hostdev(self._hostdev, self._source, self._alias))
+
+    def begin_devices(self, _name: str, attributes: dict[str, str]) -> None:
+        if attributes:
+            self._complain(f"unknown attribute '{min(attributes)}' of <devices>")
+
+    def begin_request(self, _name: str, attributes: dict[str, str]) -> None:
         try:
-            if where == f"{_DEVICES}/{_DEVICE}":
-                self._requests.append(_request(attributes))
-            elif where == _DEVICES:
-                if attributes:
-                    raise RequestError(f"unknown attribute '{min(attributes)}' of <devices>")
-            elif where.startswith((f"{_DEVICES}/", f"{NAMESPACE}{_GAP}")):
-                raise RequestError(f"unknown element <{where.rpartition('/')[2].split(_GAP)[-1]}>")
+            self._requests.append(_request(attributes))
         except RequestError as error:
-            self._request_error = self._request_error or str(error)
+            self._complain(str(error))
+
+    def begin_unknown(self, name: str, _attributes: dict[str, str]) -> None:
+        self._complain(f"unknown element <{name.split(_GAP)[-1]}>")
+
+    def begin_metadata(self, name: str, attributes: dict[str, str]) -> None:
+        if name.startswith(f"{NAMESPACE}{_GAP}"):
+            self.begin_unknown(name, attributes)
+
+    def _complain(self, problem: str) -> None:
+        self._request_error = self._request_error or problem
+
+
+_ANYTHING = _Place()  # and all that is in it: nothing to us
+_UNKNOWN = _Place(_Reader.begin_unknown)  # and all that is in it
+
+
+def _place(
+    begin: Callable[[_Reader, str, dict[str, str]], None] | None = None,
+    end: Callable[[_Reader], None] | None = None,
+    other: _Place = _ANYTHING,
+    **inside: _Place,
+) -> _Place:
+    return _Place(begin, end, inside, other)
+
+
+_DOMAIN = _place(
+    _Reader.begin_domain,
+    name=_place(_Reader.begin_text, _Reader.end_name),
+    uuid=_place(_Reader.begin_text, _Reader.end_uuid),
+    vcpu=_place(_Reader.begin_vcpu),
+    cputune=_place(vcpupin=_place(_Reader.begin_vcpu)),
+    numatune=_place(memory=_place(_Reader.begin_numatune), memnode=_place(_Reader.begin_numatune)),
+    devices=_place(
+        hostdev=_place(
+            _Reader.begin_hostdev,
+            _Reader.end_hostdev,
+            source=_place(address=_place(_Reader.begin_source)),
+            alias=_place(_Reader.begin_alias),
+        )
+    ),
+    metadata=_Place(
+        inside={
+            _DEVICES: _Place(
+                _Reader.begin_devices,
+                inside={_DEVICE: _Place(_Reader.begin_request, other=_UNKNOWN)},
+                other=_UNKNOWN,
+            )
+        },
+        other=_place(_Reader.begin_metadata),
+    ),
+)
+_ROOTS = {
+    "domain": _DOMAIN,
+    "domstatus": _place(monitor=_place(_Reader.begin_monitor), domain=_DOMAIN),
+}
 
 
 def _refuse_doctype(*_: object) -> None:
@@ -146,10 +244,11 @@ def _refuse_doctype(*_: object) -> None:
     raise DomainXmlError("a document type declaration in a domain's XML")
 
 
-def _hostdev(element: _Element) -> Hostdev:
-    source = element.children.get("source/address")
+def _hostdev(
+    attributes: dict[str, str], source: dict[str, str] | None, alias: str | None
+) -> Hostdev:
     address = error = None
-    kind = element.attributes.get("type", "")
+    kind = attributes.get("type", "")
     if kind == "pci" and source is not None:
         try:
             address = PciAddress.from_xml(source)
@@ -157,8 +256,8 @@ def _hostdev(element: _Element) -> Hostdev:
             error = str(mistake)
     return Hostdev(
         kind,
-        element.attributes.get("managed") == "yes",
-        element.children.get("alias", {}).get("name"),
+        attributes.get("managed") == "yes",
+        alias,
         address,
         error,
         source.get("uuid", "").lower() or None if kind == "mdev" and source else None,
