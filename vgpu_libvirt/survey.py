@@ -46,7 +46,8 @@ def look(config: Config) -> Survey:
     claims, problems = _claims(paths, inventory)
     fences = cordons.read_all(paths.state)
     remembered, forgotten = _catalogue(paths)
-    world = witnesses.look_around(paths)
+    daemons = (claim.daemon for claim in claims.readable.values())
+    world = witnesses.look_around(paths, *daemons)
     known = {device.name for device in inventory.devices}
     problems += [*inventory.problems, *claims.problems, *world.domains.problems]
     problems += [*fences.problems, *forgotten]

@@ -186,7 +186,7 @@ def test_one_look_at_the_processes_for_many_devices(
 ) -> None:
     looks = []
     real = witnesses.look_around
-    monkeypatch.setattr(witnesses, "look_around", lambda paths: looks.append(1) or real(paths))
+    monkeypatch.setattr(witnesses, "look_around", lambda *given: looks.append(1) or real(*given))
     for vf in host.gpu(vfs=4):
         host.hook("prepare", web1(vf))
     looks.clear()

@@ -8,6 +8,7 @@ process.
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -35,11 +36,13 @@ class LiveDomain(NamedTuple):
     domain: Domain  # what its status file says of it
 
 
-class LiveDomains(NamedTuple):
-    """All domains that run, and why that list may be incomplete."""
-
+class _Listed(NamedTuple):
     domains: tuple[LiveDomain, ...]
     problems: tuple[str, ...]
+
+
+class LiveDomains(_Listed):
+    """All domains that run, and why that list may be incomplete."""
 
     @property
     def complete(self) -> bool:
@@ -48,11 +51,20 @@ class LiveDomains(NamedTuple):
 
     def by_uuid(self, uuid: str) -> LiveDomain | None:
         """The running domain with this UUID, or None."""
-        return next((domain for domain in self.domains if domain.uuid == uuid), None)
+        return self._by_uuid.get(uuid)
 
     def using(self, device: str) -> LiveDomain | None:
         """The running domain with DEVICE among its hostdevs, or None."""
-        return next((domain for domain in self.domains if device in domain.devices), None)
+        return self._by_device.get(device)
+
+    # Each claim is looked up here, and a large host has as many claims as domains.
+    @functools.cached_property
+    def _by_uuid(self) -> dict[str, LiveDomain]:
+        return {domain.uuid: domain for domain in reversed(self.domains)}
+
+    @functools.cached_property
+    def _by_device(self) -> dict[str, LiveDomain]:
+        return {name: domain for domain in reversed(self.domains) for name in domain.devices}
 
 
 def live_domains(paths: Paths) -> LiveDomains:
@@ -106,7 +118,7 @@ def _live(paths: Paths, path: str) -> LiveDomain | None:
     except ValueError as error:
         raise DomainXmlError(str(error)) from error
     process = Process(status.pid, stat.start)
-    if processes.presence(paths.proc, process) is processes.Presence.GONE:
+    if processes.is_dead(paths.proc, status.pid, stat):
         return None
     if not processes.names_uuid(paths.proc, status.pid, domain.uuid):
         return None

@@ -122,7 +122,7 @@ def _signs_of_life(
         return signs  # its pid and its domain id were others' numbers
     if claim.qemu and witnesses.qemu is Presence.RUNNING:
         signs.append(f"its QEMU, process {claim.qemu.pid}, runs")
-    path = monitor_of(claim, world.listeners or ())
+    path = monitor_of(claim, world)
     if path and not witnesses.is_anothers_monitor:
         signs.append(f"its monitor {path} listens")
     return signs

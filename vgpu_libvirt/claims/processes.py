@@ -70,9 +70,12 @@ def presence(proc: str, process: Process | Qemu) -> Presence:
         return Presence.UNKNOWN
     if stat.start != process.start:
         return Presence.GONE
-    if stat.state in "ZX" and not _other_threads(proc, process.pid):
-        return Presence.GONE
-    return Presence.RUNNING
+    return Presence.GONE if is_dead(proc, process.pid, stat) else Presence.RUNNING
+
+
+def is_dead(proc: str, pid: int, stat: Stat) -> bool:
+    """Whether the process that STAT was read of is a zombie through and through."""
+    return stat.state in "ZX" and not _other_threads(proc, pid)
 
 
 def _other_threads(proc: str, pid: int) -> bool:

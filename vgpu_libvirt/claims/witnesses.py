@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import functools
 import os
 import re
 import struct
@@ -39,9 +40,7 @@ _MONITOR = "/monitor.sock"
 _FLOCK = "hhqqi0q"  # struct flock of 64-bit Linux: type, whence, start, length, pid
 
 
-class World(NamedTuple):
-    """What the whole host shows at one time."""
-
+class _Seen(NamedTuple):
     boot_id: str | None
     since_boot: float
     namespaces: Namespaces
@@ -50,6 +49,32 @@ class World(NamedTuple):
     listeners: tuple[str, ...] | None  # paths of listening Unix sockets; None: can't be read
     monitors: Mapping[str, frozenset[int]] = MappingProxyType({})  # of those, path -> pids
     daemons: Mapping[Process, Presence] = MappingProxyType({})  # as they were before all that
+
+
+class World(_Seen):
+    """What the whole host shows at one time."""
+
+    def listens(self, path: str) -> bool:
+        """Whether a Unix socket of this path listens."""
+        return path in self._paths
+
+    def monitor_in(self, directory: str) -> str | None:
+        """The path of the monitor socket that listens in a DIRECTORY of this name, or None."""
+        return self._monitors.get(directory)
+
+    # Each claim is looked up here, and a large host has as many claims as sockets.
+    @functools.cached_property
+    def _paths(self) -> frozenset[str]:
+        return frozenset(self.listeners or ())
+
+    @functools.cached_property
+    def _monitors(self) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for path in self.listeners or ():
+            _, slash, directory = path.removesuffix(_MONITOR).rpartition("/")
+            if slash and path.endswith(_MONITOR):
+                found.setdefault(directory, path)
+        return found
 
 
 class Witnesses(NamedTuple):
@@ -63,12 +88,12 @@ class Witnesses(NamedTuple):
     is_anothers_monitor: bool = False  # what listens there is neither its QEMU nor a daemon
 
 
-def look_around(paths: Paths, daemon: Process | None = None) -> World:
-    """Look at the host anew, and before all else at DAEMON.
+def look_around(paths: Paths, *daemons: Process | None) -> World:
+    """Look at the host anew, and before all else at DAEMONS.
 
     What a daemon that is gone has started shows in what is looked at after it, not before.
     """
-    daemons = {daemon: processes.presence(paths.proc, daemon)} if daemon else {}
+    before = {one: processes.presence(paths.proc, one) for one in set(daemons) if one}
     listeners = _listeners(paths.proc)
     monitors = {path: link for path, link in listeners or () if path.endswith(_MONITOR)}
     seen = handles.scan(paths.proc, frozenset(monitors.values()))
@@ -80,7 +105,7 @@ def look_around(paths: Paths, daemon: Process | None = None) -> World:
         seen,
         None if listeners is None else tuple(path for path, _ in listeners),
         {path: seen.sockets.get(link, frozenset()) for path, link in monitors.items()},
-        daemons,
+        before,
     )
 
 
@@ -120,18 +145,17 @@ def running(paths: Paths, process: Process | None) -> bool:
     return process is not None and processes.presence(paths.proc, process) is Presence.RUNNING
 
 
-def monitor_of(claim: Claim, listeners: tuple[str, ...]) -> str | None:
+def monitor_of(claim: Claim, world: World) -> str | None:
     """The listening monitor socket of CLAIM's domain, or None.
 
     QEMU's end keeps its row after libvirt unlinked the path, so it outlives the domain's files.
     """
-    if claim.qemu and claim.qemu.monitor in listeners:
+    if claim.qemu and world.listens(claim.qemu.monitor):
         return claim.qemu.monitor
     if claim.domain_id is None:
         return None
     # libvirt names the directory by id and the first 20 characters of the name.
-    tail = f"/domain-{claim.domain_id}-{claim.domain_name[:20]}{_MONITOR}"
-    return next((path for path in listeners if path.endswith(tail)), None)
+    return world.monitor_in(f"domain-{claim.domain_id}-{claim.domain_name[:20]}")
 
 
 def _is_anothers(paths: Paths, claim: Claim, world: World) -> bool:
@@ -139,7 +163,7 @@ def _is_anothers(paths: Paths, claim: Claim, world: World) -> bool:
 
     Domain ids begin anew with a daemon that finds no domain, and names are given again.
     """
-    holders = world.monitors.get(monitor_of(claim, world.listeners or ()) or "", ())
+    holders = world.monitors.get(monitor_of(claim, world) or "", ())
     return bool(holders) and not any(
         processes.is_daemon(paths.proc, pid)
         or processes.names_uuid(paths.proc, pid, claim.domain_uuid)
