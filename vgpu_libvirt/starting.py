@@ -83,7 +83,7 @@ def start(
 
 def _look_up(config: Config, connection: Any, uuid: str) -> tuple[Definition, Context]:
     """The domain, which can be started, and what libvirt's word on that says of its old claims."""
-    claims = store.read_all(config.paths.state).of_domain(uuid)
+    claims = store.of_domain(config.paths.state, uuid)
     definition = libvirt_api.look_up(connection, uuid)
     if definition is None:
         raise LibvirtError(f"domain {uuid} is gone; 'virsh list --all' shows those that are")

@@ -42,14 +42,8 @@ def read_all(state: str) -> Claims:
     Raises StoreError where not even the names can be read.
     """
     directory = f"{state}/claims"
-    try:
-        names = os.listdir(directory)
-    except FileNotFoundError:
-        return Claims({}, {}, ())
-    except OSError as error:
-        raise StoreError(f"the claims in {directory} can't be read: {fs.reason(error)}") from error
     readable, unreadable, problems = {}, {}, []
-    for name in sorted(names):
+    for name in _names(directory):
         device = name.removesuffix(_SUFFIX)
         if device == name or not model.DEVICE_NAME.fullmatch(device):
             problems.append(f"{directory}/{name} is not a claim; move it elsewhere")
@@ -63,6 +57,36 @@ def read_all(state: str) -> Claims:
         if claim:
             readable[device] = claim
     return Claims(readable, unreadable, tuple(problems))
+
+
+def of_domain(state: str, uuid: str) -> tuple[Claim, ...]:
+    """The readable claims of one domain, by device. Raises StoreError as `read_all` does.
+
+    A hook wants the one or two claims of its domain, and a large host has a thousand: only those
+    whose text has the UUID in it are understood.
+    """
+    found = []
+    for name in _names(f"{state}/claims"):
+        device = name.removesuffix(_SUFFIX)
+        if device == name or not model.DEVICE_NAME.fullmatch(device):
+            continue
+        try:
+            text = fs.read_text(_path(state, device))
+            claim = model.parse(text, device) if uuid in text else None
+        except (OSError, ClaimUnreadableError):
+            continue  # it protects its device, and whoever reads all claims reports it
+        if claim and claim.domain_uuid == uuid:
+            found.append(claim)
+    return tuple(found)
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return sorted(os.listdir(directory))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise StoreError(f"the claims in {directory} can't be read: {fs.reason(error)}") from error
 
 
 def read(state: str, device: str) -> Claim | None:

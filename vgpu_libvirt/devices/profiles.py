@@ -24,12 +24,15 @@ def find(wanted: str, profiles: Iterable[Profile]) -> tuple[Profile, ...]:
 
 
 def resolve(
-    wanted: str, device: Device, known_on_host: Callable[[], Catalogue], neighbours: str
+    wanted: str,
+    device: Device,
+    known_on_host: Callable[[], Catalogue],
+    neighbours_of: Callable[[], str],
 ) -> Profile:
     """The profile of DEVICE that WANTED names.
 
-    KNOWN_ON_HOST tells all profiles that the host can name; only a refusal needs them.
-    NEIGHBOURS says what runs on the same GPU, or is empty. Raises RequestError for a profile that
+    KNOWN_ON_HOST tells all profiles that the host can name, NEIGHBOURS_OF what runs on the same
+    GPU, or nothing; only a refusal needs them. Raises RequestError for a profile that
     is unknown, ambiguous or not creatable now, with what there is instead.
     """
     creatable = device.creatable or ()
@@ -42,7 +45,7 @@ def resolve(
             "for one by its full name or id"
         )
     possible = f"it could be given {listed(creatable)}" if creatable else "it can be given nothing"
-    known = known_on_host()
+    known, neighbours = known_on_host(), neighbours_of()
     if found := find(wanted, known.profiles):
         raise RequestError(
             f"{device.name} can't be given {found[0].name} now, since its GPU {device.gpu} "

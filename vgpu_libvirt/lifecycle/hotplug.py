@@ -62,8 +62,9 @@ def make_ready(context: Context, domain: Domain, wanted: Wanted) -> Claim:
             release_leftover(plug, earlier)
         suitability.check_places(context, live.domain, (wanted,))
         try:
+            world = witnesses.look_around(paths)
             with Revert() as undo:
-                claim = assign(plug, wanted, undo)
+                claim = assign(plug, wanted, world, undo)
         except VgpuError as error:
             raise RefusedError("; ".join([str(error), *plug.kept])) from error
     learn.from_lists(paths, plug.seen)  # what hinders it stops nothing
@@ -152,7 +153,7 @@ def _check_new(context: Context, live: LiveDomain, wanted: Wanted) -> None:
     if wanted.device in live.devices:
         raise RefusedError(f"domain '{live.name}' has {wanted.device} already")
     alias = wanted.request.alias
-    for claim in store.read_all(context.config.paths.state).of_domain(live.uuid):
+    for claim in store.of_domain(context.config.paths.state, live.uuid):
         if claim.alias == alias and claim.device != wanted.device:
             raise RefusedError(
                 f"domain '{live.name}' has a claim on another device for '{alias}'; choose another "

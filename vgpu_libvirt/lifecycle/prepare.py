@@ -62,9 +62,11 @@ def prepare(context: Context, domain: Domain) -> None:
             if not _is_reserved_for(claim, wanted):
                 release_leftover(start, claim)
         try:
+            # Once for all of them: whoever writes looks again, right before it does.
+            world = witnesses.look_around(context.config.paths)
             with Revert() as undo:
                 for each in wanted:
-                    assign(start, each, undo)
+                    assign(start, each, world, undo)
         except VgpuError as error:
             raise RefusedError("; ".join([str(error), *start.kept])) from error
     learn.from_lists(context.config.paths, start.seen)  # what hinders it stops no start
@@ -102,9 +104,9 @@ def _locked(
     state = context.config.paths.state
     devices = {each.device for each in wanted}
     for _ in range(_TRIES):
-        held = devices | {claim.device for claim in store.read_all(state).of_domain(domain.uuid)}
+        held = devices | {claim.device for claim in store.of_domain(state, domain.uuid)}
         with locks.devices(state, held, deadline):
-            own = store.read_all(state).of_domain(domain.uuid)
+            own = store.of_domain(state, domain.uuid)
             if held.issuperset(claim.device for claim in own):
                 yield own
                 return
@@ -128,10 +130,9 @@ def release_leftover(start: Start, claim: Claim) -> None:
         ) from error
 
 
-def assign(start: Start, wanted: Wanted, undo: Revert) -> Claim:
+def assign(start: Start, wanted: Wanted, world: World, undo: Revert) -> Claim:
     """Claim and program one device; UNDO is told how to take it back."""
     paths = start.context.config.paths
-    world = witnesses.look_around(paths)
     reserved = _make_way(start, wanted, world)
     suitability.check_unused(start.context, start.domain, wanted, world)
     device = vendor_vfio.read_device(paths.sysfs, wanted.address)
@@ -219,15 +220,13 @@ def _reset_foreign(start: Start, wanted: Wanted, device: Device, world: World) -
 
 
 def _profile(start: Start, wanted: Wanted, device: Device) -> Profile:
-    claims = store.read_all(start.context.config.paths.state).readable.values()
-    running = [claim for claim in claims if claim.gpu == str(device.gpu)]
-    owners = ", ".join(f"{claim.domain_name}: {claim.profile.name}" for claim in running)
-    return profiles.resolve(
-        wanted.request.profile,
-        device,
-        start.context.known,
-        f"runs {owners}" if owners else "",
-    )
+    def neighbours() -> str:
+        claims = store.read_all(start.context.config.paths.state).readable.values()
+        running = [claim for claim in claims if claim.gpu == str(device.gpu)]
+        owners = ", ".join(f"{claim.domain_name}: {claim.profile.name}" for claim in running)
+        return f"runs {owners}" if owners else ""
+
+    return profiles.resolve(wanted.request.profile, device, start.context.known, neighbours)
 
 
 def _take_back(start: Start, claim: Claim) -> None:

@@ -33,7 +33,7 @@ def release(context: Context, domain: Domain) -> list[str]:
     """
     deadline = context.release_deadline()
     problems = []
-    for claim in store.read_all(context.config.paths.state).of_domain(domain.uuid):
+    for claim in store.of_domain(context.config.paths.state, domain.uuid):
         try:
             with locks.devices(context.config.paths.state, [claim.device], context.lock_deadline()):
                 give_back(context, claim, deadline)

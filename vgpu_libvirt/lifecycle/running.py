@@ -26,17 +26,21 @@ if TYPE_CHECKING:
 
 def started(context: Context, domain: Domain) -> list[str]:
     """Note in the domain's claims which QEMU it is."""
+    return _note(context, domain)[1]
+
+
+def _note(context: Context, domain: Domain) -> tuple[LiveDomain | None, list[str]]:
     state = context.config.paths.state
     with locks.host(state, context.lock_deadline()):
         # Model: note. Not before the lock: a hook that stood still there would note an earlier QEMU
         # in a later start's claim.
         live = inventory.live_domain(context.config.paths, domain.name, domain.uuid)
         if live is None:
-            return [f"the QEMU of domain '{domain.name}' is not in libvirt's status files"]
-        for claim in store.read_all(state).of_domain(domain.uuid):
+            return None, [f"the QEMU of domain '{domain.name}' is not in libvirt's status files"]
+        for claim in store.of_domain(state, domain.uuid):
             if (noted := as_running(claim, live)) != claim:
                 store.replace(state, noted)
-    return []
+    return live, []
 
 
 def as_running(claim: Claim, live: LiveDomain) -> Claim:
@@ -55,13 +59,13 @@ def stopped(context: Context, domain: Domain) -> list[str]:
     Touches no device: libvirt still has it in its active list, and resets it after this hook.
     """
     state = context.config.paths.state
-    if all(claim.qemu for claim in store.read_all(state).of_domain(domain.uuid)):
+    if all(claim.qemu for claim in store.of_domain(state, domain.uuid)):
         return []
     with locks.host(state, context.lock_deadline()):
         live = inventory.live_domain(context.config.paths, domain.name, domain.uuid)
         if live is None:
             return []  # no QEMU came of this start, or it is gone altogether
-        for claim in store.read_all(state).of_domain(domain.uuid):
+        for claim in store.of_domain(state, domain.uuid):
             if claim.qemu is None and claim.device in live.devices:
                 store.replace(state, _with_qemu(claim, live))
     return []
@@ -72,8 +76,7 @@ def reconnect(context: Context, domain: Domain) -> list[str]:
 
     So a lost store, or one from before this package, is filled again when libvirtd comes back.
     """
-    problems = started(context, domain)
-    live = inventory.live_domain(context.config.paths, domain.name, domain.uuid)
+    live, problems = _note(context, domain)
     return problems + (adopt(context, domain, live) if live else [])
 
 
