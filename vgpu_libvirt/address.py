@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import NamedTuple
 
@@ -26,7 +27,7 @@ class PciAddress(NamedTuple):
     function: int
 
     def __str__(self) -> str:
-        return f"{self.domain:04x}:{self.bus:02x}:{self.slot:02x}.{self.function:x}"
+        return _text_of(self)
 
     @classmethod
     def parse(cls, text: str) -> PciAddress:
@@ -63,6 +64,11 @@ class PciAddress(NamedTuple):
         libvirt defines both, and starts neither: QEMU dies with "the cause is unknown".
         """
         return self in ((0, 0, 0, 0), (0xFFFF, 0xFF, 0x1F, 7))
+
+
+@functools.lru_cache(maxsize=16384)  # a device is looked up by its name again and again
+def _text_of(address: PciAddress) -> str:
+    return f"{address.domain:04x}:{address.bus:02x}:{address.slot:02x}.{address.function:x}"
 
 
 def _c_number(text: str) -> int | None:

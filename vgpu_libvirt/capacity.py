@@ -16,7 +16,7 @@ from .devices.catalogue import Catalogue
 from .devices.model import Profile
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from .claims.store import Claims
     from .devices.model import Device, Gpu, Inventory
@@ -40,7 +40,9 @@ class Host(NamedTuple):
 
     def is_cordoned(self, device: Device) -> bool:
         """Whether nothing new is put on DEVICE, by its own cordon or its GPU's."""
-        return device.name in self.cordoned or str(device.gpu) in self.cordoned
+        return bool(self.cordoned) and (
+            device.name in self.cordoned or str(device.gpu) in self.cordoned
+        )
 
     def is_open(self, device: Device) -> bool:
         """Whether DEVICE is readable and nobody's, but perhaps dirty."""
@@ -134,6 +136,28 @@ def host(
     )
 
 
+def narrowed(host: Host, gpus: Iterable[Gpu]) -> Host:
+    """HOST as if it had GPUS alone, which are some of its own.
+
+    What could be put on a GPU, and what not, has nothing to do with what is on others.
+    """
+    gpus = tuple(gpus)
+    names = {device.name for gpu in gpus for device in gpu.devices}
+    readable, unreadable = host.claims.readable, host.claims.unreadable
+    return host._replace(
+        inventory=host.inventory._replace(gpus=gpus),
+        claims=host.claims._replace(
+            readable={name: readable[name] for name in names if name in readable},
+            unreadable={name: unreadable[name] for name in names if name in unreadable},
+        ),
+        busy=host.busy & names,
+        pointed=host.pointed & names,
+        cordoned=host.cordoned & (names | {str(gpu.address) for gpu in gpus}),
+        dirty=host.dirty & names,
+        planned={name: host.planned[name] for name in names if name in host.planned},
+    )
+
+
 def cleared(host: Host, device: Device) -> Host:
     """The host as it would be once a dirty DEVICE has been cleared.
 
@@ -181,8 +205,9 @@ def use_of(gpu: Gpu, host: Host) -> GpuUse:
     the largest profile still listed fits.
     """
     free = tuple(filter(host.is_free, gpu.devices))
-    present = tuple(filter(None, map(host.profile_of, gpu.devices)))
-    pending = tuple(filter(None, map(host.profile_of, filter(host.awaits, gpu.devices))))
+    given = [(device, each) for device in gpu.devices if (each := host.profile_of(device))]
+    present = tuple(profile for _, profile in given)
+    pending = tuple(profile for device, profile in given if host.awaits(device))
     offered = {profile for device in gpu.devices for profile in device.creatable or ()}
     kinds = frozenset(cards.card_of(profile) for profile in (*offered, *present))
     known = max((cards.framebuffer_mib(kind) or 0 for kind in kinds), default=0)

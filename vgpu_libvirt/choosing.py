@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from . import placement, together
-from .capacity import cleared
+from .capacity import cleared, narrowed
 from .domain.read import parse_domain
 from .errors import DomainXmlError, RequestError
 from .placement import Company, Placed
@@ -100,21 +100,41 @@ def places(domain: Domain, nodes: frozenset[int], policy: str, host: Host) -> tu
     HOST is as DOMAIN may choose on it: `pointed` are the devices of other definitions. Raises
     RequestError, with the reason for each GPU.
     """
-    wishes = [
-        together.Wish(request, placement.resolve(request.profile, host))
-        for request in domain.requests
-    ]
+    wishes = _wishes(domain, host)
     kept = _kept(domain, wishes, nodes, policy, host)
     try:
-        chosen = _chosen(domain, wishes, kept, nodes, policy, host)
+        return _chosen(domain, wishes, kept, nodes, policy, host)
     except RequestError as error:
         if not kept:
             raise
         try:  # what stays may be what stands in the way
-            chosen = _chosen(domain, wishes, {}, nodes, policy, host)
+            return _chosen(domain, wishes, {}, nodes, policy, host)
         except RequestError:
             raise error from None
-    return tuple(chosen[wish.request.alias] for wish in wishes)
+
+
+def staying(
+    domain: Domain, nodes: frozenset[int], policy: str, host: Host
+) -> tuple[Place, ...] | None:
+    """What `places` gives where all vGPUs of DOMAIN stay where they are; None: not all can.
+
+    HOST needs no other GPUs than those that DOMAIN's hostdevs point at.
+    """
+    try:
+        wishes = _wishes(domain, host)
+        kept = _kept(domain, wishes, nodes, policy, host)
+    except RequestError:
+        return None  # whoever looks at all GPUs says why
+    if any(wish.request.alias not in kept for wish in wishes):
+        return None
+    return _chosen(domain, wishes, kept, nodes, policy, host)
+
+
+def _wishes(domain: Domain, host: Host) -> list[Wish]:
+    return [
+        together.Wish(request, placement.resolve(request.profile, host))
+        for request in domain.requests
+    ]
 
 
 def _kept(
@@ -127,9 +147,9 @@ def _kept(
         if name is None:
             continue
         company = Company(nodes, tuple(kept.values()))
-        ranking = placement.rank(
-            wish.profile, wish.request, policy, _beside(host, kept.values()), company
-        )
+        here = (gpu for gpu in host.inventory.gpus if name in (d.name for d in gpu.devices))
+        near = _beside(narrowed(host, here), kept.values())
+        ranking = placement.rank(wish.profile, wish.request, policy, near, company)
         for device in ranking.devices:
             if device.name == name:
                 kept[wish.request.alias] = Placed(wish.request, device, wish.profile)
@@ -143,8 +163,8 @@ def _chosen(
     nodes: frozenset[int],
     policy: str,
     host: Host,
-) -> dict[str, Place]:
-    """A place for each wish, by alias: those KEPT where they are, the others anew."""
+) -> tuple[Place, ...]:
+    """A place for each wish: those KEPT where they are, the others anew."""
     rest = [wish for wish in wishes if wish.request.alias not in kept]
     # libvirt takes no two hostdevs at one address, so nothing moves to where another still points.
     there = _beside(host, kept.values())
@@ -155,8 +175,8 @@ def _chosen(
         for wish, choice in zip(rest, choices, strict=True)
     }
     found |= {alias: (placed.device, _STAYS) for alias, placed in kept.items()}
-    return {
-        wish.request.alias: Place(
+    return tuple(
+        Place(
             wish.request,
             wish.profile,
             found[wish.request.alias][0],
@@ -164,7 +184,7 @@ def _chosen(
             found[wish.request.alias][1],
         )
         for wish in wishes
-    }
+    )
 
 
 def _beside(host: Host, kept: Iterable[Placed]) -> Host:

@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple
 
 from . import reasons
-from .capacity import cleared, startable, use_of
+from .capacity import cleared, narrowed, startable, use_of
 from .devices import numa, profiles
 from .errors import RequestError
 
@@ -184,32 +184,37 @@ def _excluded(request: Request, gpu: Gpu, company: Company) -> str | None:
 
 def _candidates(profile: Profile, gpu: Gpu, pack: bool, host: Host) -> Iterator[Candidate]:
     use = use_of(gpu, host)
-    if startable(profile, use):
-        for device in use.fitting(profile):
-            yield _candidate(profile, device, use, pack, host, dirty=False)
+    yield from _candidates_in(profile, use, use.fitting(profile), pack, host, dirty=False)
     for device in filter(host.is_dirty, gpu.devices):
-        there = cleared(host, device)
+        there = cleared(narrowed(host, [gpu]), device)
         after = next(each for each in there.inventory.gpus if each.address == gpu.address)
         use = use_of(after, there)
-        if startable(profile, use) and device.name in {d.name for d in use.fitting(profile)}:
-            yield _candidate(profile, device, use, pack, host, dirty=True)
+        fitting = [each for each in use.fitting(profile) if each.name == device.name]
+        yield from _candidates_in(profile, use, fitting and [device], pack, host, dirty=True)
 
 
-def _candidate(
-    profile: Profile, device: Device, use: GpuUse, pack: bool, host: Host, dirty: bool
-) -> Candidate:
+def _candidates_in(
+    profile: Profile, use: GpuUse, devices: list[Device], pack: bool, host: Host, dirty: bool
+) -> Iterator[Candidate]:
+    """DEVICES of a GPU as candidates, if the GPU takes one more of PROFILE."""
+    number = startable(profile, use) if devices else 0
+    if not number:
+        return
     pointed = sum(each.name in host.pointed for each in use.free)
     share = _share(profile, use, pointed)
-    return Candidate(
-        pointed=device.name in host.pointed,
+    best = Candidate(
+        pointed=False,
         dirty=dirty,
-        overbooked=pointed >= startable(profile, use),
+        overbooked=pointed >= number,
         far=False,
         other=pack and profile.framebuffer_mib not in use.sizes,
         order=-share if pack else share,
-        address=device.address,
-        device=device,
+        address=devices[0].address,
+        device=devices[0],
     )
+    for device in devices:
+        is_pointed = device.name in host.pointed
+        yield best._replace(pointed=is_pointed, address=device.address, device=device)
 
 
 def _share(profile: Profile, use: GpuUse, pointed: int) -> Fraction:

@@ -8,10 +8,11 @@ other definitions only where there are more of these than devices.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from . import choosing
-from .capacity import cleared
+from .capacity import cleared, narrowed
 from .errors import RequestError
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from .capacity import Host
     from .choosing import Place
-    from .devices.model import Profile
+    from .devices.model import Gpu, Profile
     from .domain.model import Domain
 
 
@@ -51,23 +52,47 @@ def plan(definitions: Sequence[Wanting], policy: str, host: Host) -> Plan:
     moves: list[Move] = []
     problems = []
     ordered = sorted(definitions, key=lambda one: one.domain.uuid)
+    gpus = {device.name: gpu for gpu in host.inventory.gpus for device in gpu.devices}
     taken: dict[str, Profile | None] = {}  # by those that were seen to
-    for number, one in enumerate(ordered):
+    # By those that weren't yet: device -> how many point at it.
+    rest = Counter(name for one in ordered for name in choosing.pointed_by([one.domain]))
+    for one in ordered:
         domain = one.domain
-        rest = choosing.pointed_by(other.domain for other in ordered[number + 1 :])
+        rest.subtract(own := choosing.pointed_by([domain]))
         try:
             _check(domain)
-            places = _places(one, policy, _as_its_own(host, domain), taken, rest)
+            # Most stay, and that takes a look at their own GPUs alone.
+            places = _staying(one, policy, host, gpus, taken)
+            if places is None:
+                there = host._replace(pointed=host.pointed | taken.keys() | (+rest).keys())
+                places = _places(one, policy, _as_its_own(there, domain), taken)
         except RequestError as error:
             problems.append(f"domain '{domain.name}' can't be served now: {error}")
-            taken |= dict.fromkeys(choosing.pointed_by([domain]))
+            taken |= dict.fromkeys(own)
             continue
         taken |= {place.device.name: place.profile for place in places}
         moves += [
             Move(domain, place.request.alias, place.came, place) for place in places if place.moves
         ]
-        moves += _without_request(domain, host)
+        moves += _without_request(domain, gpus)
     return Plan(tuple(moves), tuple(problems))
+
+
+def _staying(
+    one: Wanting,
+    policy: str,
+    host: Host,
+    gpus: Mapping[str, Gpu],
+    taken: Mapping[str, Profile | None],
+) -> tuple[Place, ...] | None:
+    """The places that a definition points at, if nobody else has them and all can serve it.
+
+    GPUS are the host's, by the names of their devices.
+    """
+    names = (name for name in choosing.pointed_by([one.domain]) if name in gpus)
+    its_own = {gpus[name].address: gpus[name] for name in names}
+    near = _as_its_own(narrowed(host, its_own.values()), one.domain)
+    return choosing.staying(one.domain, one.nodes, policy, _without(near, taken))
 
 
 def _places(
@@ -75,18 +100,21 @@ def _places(
     policy: str,
     host: Host,
     taken: Mapping[str, Profile | None],
-    rest: frozenset[str],
 ) -> tuple[Place, ...]:
     """Places that nobody else has, beside all that others will start; else ones to share."""
-    host = host._replace(pointed=host.pointed | taken.keys() | rest)
-    planned = {name: profile for name, profile in taken.items() if profile}
-    alone = host._replace(
-        planned={**host.planned, **planned}, busy=host.busy | (taken.keys() - planned.keys())
-    )
     try:
-        return choosing.places(one.domain, one.nodes, policy, alone)
+        return choosing.places(one.domain, one.nodes, policy, _without(host, taken))
     except RequestError:
         return choosing.places(one.domain, one.nodes, policy, host)
+
+
+def _without(host: Host, taken: Mapping[str, Profile | None]) -> Host:
+    """HOST beside all that those who have TAKEN its devices will start."""
+    here = {device.name for device in host.inventory.devices if device.name in taken}
+    planned = {name: profile for name in here if (profile := taken[name])}
+    return host._replace(
+        planned={**host.planned, **planned}, busy=host.busy | (here - planned.keys())
+    )
 
 
 def _as_its_own(host: Host, domain: Domain) -> Host:
@@ -108,12 +136,11 @@ def _check(domain: Domain) -> None:
     choosing.check_hostdevs(domain, "it")
 
 
-def _without_request(domain: Domain, host: Host) -> list[Move]:
+def _without_request(domain: Domain, gpus: Mapping[str, Gpu]) -> list[Move]:
     """The hostdevs at our devices whose request is gone."""
-    devices = {device.name for device in host.inventory.devices}
     asked = {request.alias for request in domain.requests}
     return [
         Move(domain, hostdev.alias, str(hostdev.address), None)
         for hostdev in domain.hostdevs
-        if hostdev.alias and hostdev.alias not in asked and str(hostdev.address) in devices
+        if hostdev.alias and hostdev.alias not in asked and str(hostdev.address) in gpus
     ]

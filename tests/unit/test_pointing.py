@@ -90,6 +90,15 @@ def test_a_device_that_can_serve_nobody_is_left(host: Host, what: str) -> None:
     settled(host, domain)
 
 
+def test_of_two_that_cannot_both_stay_on_a_gpu_one_moves(host: Host) -> None:
+    first, second, *_ = host.gpu()
+    other = host.gpu("0000:5e:00.0")[0]
+    asks = dict.fromkeys(("ua-a", "ua-b"), "NVIDIA L40S-48Q")
+    domain = Domain(domain_xml("web1", WEB1, asks, {"ua-a": first, "ua-b": second}, number=None))
+    assert point(host, domain).repointed == ((WEB1, "web1", "ua-b", second, other),)
+    settled(host, domain)
+
+
 def test_everything_else_of_the_hostdev_stays(host: Host) -> None:
     first, second, *_ = host.gpu()
     start(host, first)

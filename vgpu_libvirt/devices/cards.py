@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,7 @@ _LARGEST_GIB = {
 }
 
 
+@functools.lru_cache(maxsize=1024)  # few profiles, and each is asked for with every device
 def card_of(profile: Profile) -> str:
     """The card that PROFILE is for: `L40S` of `NVIDIA L40S-8Q`."""
     return _SUFFIX.sub("", profile.short_name)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -30,8 +31,13 @@ class Profile(NamedTuple):
     @property
     def framebuffer_mib(self) -> int | None:
         """Framebuffer in MiB as the name tells it; None where it doesn't."""
-        match = _SIZE.search(self.name)
-        return (int(match[1]) * 1024 or 512) if match else None
+        return _framebuffer_mib(self.name)
+
+
+@functools.lru_cache(maxsize=1024)  # few names, and each is asked for with every device
+def _framebuffer_mib(name: str) -> int | None:
+    match = _SIZE.search(name)
+    return (int(match[1]) * 1024 or 512) if match else None
 
 
 class Device(NamedTuple):

@@ -10,6 +10,7 @@ never act on an errno.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import time
@@ -32,6 +33,7 @@ _NAME_FIRST = re.compile(r"(?P<name>\S.*?\S)\s+(?P<id>\d+)", re.ASCII)
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.5  # seconds between attempts to clear
 
 
+@functools.lru_cache(maxsize=256)  # the devices of a GPU mostly have the same list
 def parse_creatable(text: str) -> tuple[Profile, ...]:
     """Read a `creatable_vgpu_types`: `id : name` rows, with or without the header, or none.
 
