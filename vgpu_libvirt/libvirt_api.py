@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _HOOK = re.compile(r"vgpu-libvirt: (.+)")
 # What QEMU says where a guest has been asked already to let a device go.
 _UNPLUGGING = "is already in the process of unplug"
+_NO_ID = -1  # of a domain that isn't active
 
 
 class Definition(NamedTuple):
@@ -134,10 +135,15 @@ def definitions(connection: Any) -> tuple[Definition, ...]:
         raise LibvirtError(f"the domains can't be listed: {_message(error)}") from error
     for handle in handles:
         try:
-            found.append(_definition(handle))
+            document = handle.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE)
         except libvirt.libvirtError as error:
             if error.get_error_code() != libvirt.VIR_ERR_NO_DOMAIN:  # it went while we looked
                 raise LibvirtError(f"a domain can't be read: {_message(error)}") from error
+        else:
+            # One question a domain; the rest came with the list, an inactive one without an id.
+            name, identity = handle.name(), handle.UUIDString()
+            is_active = handle.ID() != _NO_ID
+            found.append(Definition(name, identity, document, is_active, True, handle))
     return tuple(found)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from . import choosing, edits, libvirt_api, repoint
 from .devices import numa
 from .domain import edit
+from .domain.model import NAMESPACE
 from .domain.read import parse_domain
 from .edits import Edit
 from .errors import DeviceError, DomainXmlError, LibvirtError, StoreError
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from .config import Config
     from .domain.model import Domain
     from .repoint import Move
+    from .survey import Survey
 
 
 class Repointed(NamedTuple):
@@ -39,6 +41,7 @@ class Outcome(NamedTuple):
 
     repointed: tuple[Repointed, ...] = ()
     problems: tuple[str, ...] = ()
+    seen: Survey | None = None  # the host as it was when that was decided; None: not looked at
 
 
 def point(config: Config, connection: Any, dry_run: bool = False) -> Outcome:
@@ -53,7 +56,7 @@ def point(config: Config, connection: Any, dry_run: bool = False) -> Outcome:
     for definition in libvirt_api.definitions(connection):
         try:
             domain = parse_domain(definition.document)
-            asks = edit.metadata(definition.document) is not None
+            asks = bool(domain.requests) or _has_ours(definition.document)
         except DomainXmlError as error:
             problems.append(f"{definition.label} can't be understood: {error}")
             continue
@@ -61,7 +64,8 @@ def point(config: Config, connection: Any, dry_run: bool = False) -> Outcome:
             wanting.append(Wanting(domain, _nodes(config, domain)))
         else:
             others.append(domain)
-    host = look(config).host._replace(pointed=choosing.pointed_by(others))
+    seen = look(config)
+    host = seen.host._replace(pointed=choosing.pointed_by(others))
     plan = repoint.plan(wanting, config.policy.placement, host)
     done = []
     for move in plan.moves:
@@ -70,7 +74,12 @@ def point(config: Config, connection: Any, dry_run: bool = False) -> Outcome:
                 done.append(_told(move))
         except (LibvirtError, StoreError, DomainXmlError) as error:
             problems.append(str(error))
-    return Outcome(tuple(done), (*problems, *plan.problems))
+    return Outcome(tuple(done), (*problems, *plan.problems), seen)
+
+
+def _has_ours(document: str) -> bool:
+    """Whether DOCUMENT has our element in its metadata, even one without a request in it."""
+    return NAMESPACE in document and edit.metadata(document) is not None
 
 
 def _make(state: str, connection: Any, move: Move) -> bool:

@@ -17,7 +17,9 @@ from .lifecycle.release import give_back, keep_visibly
 from .lifecycle.running import adopt, as_running
 
 if TYPE_CHECKING:
+    from .claims.inventory import LiveDomains
     from .claims.model import Claim
+    from .claims.store import Claims
     from .claims.witnesses import World
     from .lifecycle.context import Context
 
@@ -48,7 +50,8 @@ def reconcile(context: Context, deadline: float, dry_run: bool = False) -> Outco
     `released` is what would be. Raises StoreError where the claims can't be read.
     """
     claims = store.read_all(context.config.paths.state)
-    world = witnesses.look_around(context.config.paths)
+    daemons = (claim.daemon for claim in claims.readable.values())
+    world = witnesses.look_around(context.config.paths, *daemons)
     released = []
     kept = [Kept(device, reason, True) for device, reason in claims.unreadable.items()]
     problems = [*claims.problems, *world.domains.problems]
@@ -58,7 +61,8 @@ def reconcile(context: Context, deadline: float, dry_run: bool = False) -> Outco
             released.append(device)
         else:
             kept.append(reason)
-    if not dry_run:
+    # To give back takes its time, and a domain may be at its next start by then.
+    if not dry_run and (released or _is_behind(claims, world.domains)):
         try:
             problems += _keep_track(context)
         except VgpuError as error:  # what has been given back is still to be told
@@ -91,11 +95,21 @@ def _settle(
     return None
 
 
+def _is_behind(claims: Claims, domains: LiveDomains) -> bool:
+    """Whether CLAIMS lack anything of what runs."""
+    live = {domain.uuid: domain for domain in domains.domains}
+    return any(domain.devices.difference(claims.readable) for domain in live.values()) or any(
+        as_running(claim, live[claim.domain_uuid]) != claim
+        for claim in claims.readable.values()
+        if claim.domain_uuid in live
+    )
+
+
 def _keep_track(context: Context) -> list[str]:
     """Note in the claims what runs, and claim what runs unclaimed."""
     state = context.config.paths.state
     with locks.host(state, context.lock_deadline()):
-        # Looked at again: giving back takes its time, and a domain may be at its next start by now.
+        # Looked at again, under the lock: this writes to claims.
         domains = inventory.live_domains(context.config.paths).domains
         live = {domain.uuid: domain for domain in domains}
         claims = store.read_all(state)

@@ -64,6 +64,9 @@ class Domain:
     def UUIDString(self) -> str:  # noqa: N802
         return str(self.document.findtext("uuid"))
 
+    def ID(self) -> int:  # noqa: N802
+        return 7 if self.active else -1
+
     def isActive(self) -> int:  # noqa: N802
         return int(self.active)
 

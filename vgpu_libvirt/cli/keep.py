@@ -42,7 +42,7 @@ def sync_(as_json: bool, dry_run: bool) -> None:
     context = _context(settings)
     outcome = sync.reconcile(context, time.monotonic() + _LONGEST, dry_run=dry_run)
     pointed = _point(settings, context, dry_run)
-    seen = look(settings)
+    seen = pointed.seen or look(settings)  # pointing changes nothing that it shows
     told = [*outcome.problems, *pointed.problems, *report.build(seen).problems]
     problems = list(dict.fromkeys(told))
     if not dry_run and (hindered := learn.from_inventory(settings, seen.host.inventory)):
