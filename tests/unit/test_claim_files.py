@@ -343,6 +343,20 @@ def test_the_claims_of_a_domain_in_the_order_of_their_devices(state: str) -> Non
     assert [claim.device for claim in store.read_all(state).of_domain(WEB1)] == [VF, OTHER]
 
 
+def test_the_claims_of_one_domain_are_those_among_all(state: str, file: Path) -> None:
+    assert store.of_domain(state, WEB1) == ()
+    for device, uuid in ((VF, WEB1), ("0000:3d:00.6", WEB2), (OTHER, WEB1)):
+        store.create(state, new_claim(device, domain_uuid=uuid))
+    # It isn't its owner's UUID that this one's text has in it.
+    store.create(state, new_claim("0000:3d:00.7", domain_uuid=WEB2, error=f"see {WEB1}"))
+    file.with_name("0000:5e:00.4.json").write_text(f'{{"domain_uuid": "{WEB1}"')
+    file.with_name("stray.txt").write_text(WEB1)
+    everything = store.read_all(state)
+    assert list(everything.unreadable) == ["0000:5e:00.4"]
+    for uuid in (WEB1, WEB2):
+        assert store.of_domain(state, uuid) == everything.of_domain(uuid) != ()
+
+
 # --- writing ---
 
 
