@@ -28,6 +28,7 @@ class Paths(NamedTuple):
     runtime: str = "/run/vgpu-libvirt"
     libvirt_run: str = "/run/libvirt"
     libvirt_etc: str = "/etc/libvirt"
+    systemd: str = "/run/systemd/system"  # is there where systemd is the host's init
 
 
 class Policy(NamedTuple):

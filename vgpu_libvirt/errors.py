@@ -68,3 +68,7 @@ class KeptError(VgpuError):
 
 class LibvirtError(VgpuError):
     """What libvirt answered, or that it didn't."""
+
+
+class RightsError(VgpuError):
+    """Something that only root may do."""

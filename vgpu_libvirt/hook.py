@@ -2,6 +2,8 @@
 """What libvirt's hooks hand over to.
 
 `hooks/qemu`: `NAME OPERATION SUBOPERATION EXTRA`, domain XML on stdin; `hooks/daemon`: `--daemon`.
+`--want-sync` asks for a sync, for systemd; where that isn't, `--worker` runs those that were asked
+for.
 libvirt, and every `virsh list` on the host, waits while this runs. So it imports what its operation
 needs and no more, and never libvirt: a hook that calls libvirt deadlocks.
 """
@@ -11,7 +13,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from .domain.model import NAMESPACE
 from .domain.read import parse_domain
@@ -21,11 +23,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import BinaryIO, TextIO
 
+    from .config import Paths
     from .domain.model import Domain
     from .lifecycle.context import Context
 
 MAY_REFUSE = ("prepare", "start", "migrate", "restore")
 DAEMON_OPTION = "--daemon"
+WANT_OPTION = "--want-sync"
+WORKER_OPTION = "--worker"
+CHANGES_CLAIMS = ("prepare", "release")  # and so what definitions should point at
 OPERATIONS = (*MAY_REFUSE, "started", "stopped", "release", "reconnect", "attach")
 
 DONE = 0
@@ -39,12 +45,29 @@ _DAEMON_SECONDS = 4.0  # for beginning work when libvirt starts; hooks/daemon en
 PARENT_VARIABLE = "VGPU_LIBVIRT_PARENT"
 
 
+class Caller(NamedTuple):
+    """How we were run: by what environment, and as which program; none: by no installed one."""
+
+    environment: Mapping[str, str]
+    program: str = ""
+
+
 def main(
-    arguments: list[str], stdin: BinaryIO, stderr: TextIO, environment: Mapping[str, str]
+    arguments: list[str],
+    stdin: BinaryIO,
+    stderr: TextIO,
+    environment: Mapping[str, str],
+    program: str = "",
 ) -> int:
-    """Run one hook operation; return the exit status."""
+    """Run one hook operation; return the exit status.
+
+    PROGRAM: the installed entry point, which can be run again as a worker.
+    """
+    caller = Caller(environment, program)
     if arguments == [DAEMON_OPTION]:
-        return _daemon_starts(stderr, environment)
+        return _daemon_starts(stderr, caller)
+    if arguments in ([WANT_OPTION], [WORKER_OPTION]):
+        return _sync_is_wanted(arguments[0], stderr, caller)
     document = stdin.read()
     operation = arguments[1] if len(arguments) > 1 else ""
     if len(arguments) != 4:
@@ -54,12 +77,10 @@ def main(
         return USAGE
     if operation not in OPERATIONS:
         return DONE
-    return _domain_changes(operation, document, stderr, environment)
+    return _domain_changes(operation, document, stderr, caller)
 
 
-def _domain_changes(
-    operation: str, document: bytes, stderr: TextIO, environment: Mapping[str, str]
-) -> int:
+def _domain_changes(operation: str, document: bytes, stderr: TextIO, caller: Caller) -> int:
     asks = NAMESPACE.encode() in document
     harm = None
     try:
@@ -67,7 +88,7 @@ def _domain_changes(
         asks = domain.asks
         if operation in MAY_REFUSE and not asks and not any(h.address for h in domain.hostdevs):
             return DONE
-        problems, harm = _run(operation, domain, environment)
+        problems, harm = _run(operation, domain, caller)
         refused = harm is not None
     except VgpuError as error:
         problems = [str(error)]
@@ -82,14 +103,18 @@ def _domain_changes(
     return REFUSED if asks else REFUSED_BYSTANDER
 
 
-def _daemon_starts(stderr: TextIO, environment: Mapping[str, str]) -> int:
-    """Reconcile from files alone, before libvirt serves anybody; it waits, so not for long."""
+def _daemon_starts(stderr: TextIO, caller: Caller) -> int:
+    """Reconcile from files alone, before libvirt serves anybody; it waits, so not for long.
+
+    A sync is asked for, which points the definitions once libvirt serves.
+    """
     try:
-        context = _context(environment)
+        context = _context(caller.environment)
         if context.daemon is None:
             return DONE  # another of libvirt's daemons, which has no domains
         from . import sync
 
+        _ask_for_sync(context.config.paths, caller)
         outcome = sync.reconcile(context, time.monotonic() + _DAEMON_SECONDS)
         problems = [*outcome.problems, *(kept.reason for kept in outcome.kept if kept.is_doubtful)]
     except VgpuError as error:
@@ -129,24 +154,70 @@ def _read(document: bytes) -> Domain:
         raise DomainXmlError("the domain's XML is not in UTF-8") from error
 
 
-def _run(
-    operation: str, domain: Domain, environment: Mapping[str, str]
-) -> tuple[list[str], str | None]:
+def _run(operation: str, domain: Domain, caller: Caller) -> tuple[list[str], str | None]:
     """Do OPERATION; return the problems to tell, and what damage a hostdev would do.
 
-    Raises VgpuError to refuse a domain that asks.
+    Raises VgpuError to refuse a domain that asks. What changes claims, or was refused because of
+    them, asks for a sync, so that the next start works.
     """
-    context = _context(environment, domain.uuid)
-    if operation in ("prepare", "start"):
-        from .lifecycle import bystander
+    context = _context(caller.environment, domain.uuid)
+    try:
+        if operation in ("prepare", "start"):
+            return [], _begin(operation, context, domain)
+        return _follow(operation)(context, domain), None
+    finally:
+        if domain.asks and operation in CHANGES_CLAIMS:
+            _ask_for_sync(context.config.paths, caller)
 
-        harm = bystander.harm(context, domain, operation)
-        if harm is None and domain.asks:
-            from .lifecycle import prepare
 
-            (prepare.prepare if operation == "prepare" else prepare.start)(context, domain)
-        return [], harm
-    return _follow(operation)(context, domain), None
+def _begin(operation: str, context: Context, domain: Domain) -> str | None:
+    """Do `prepare` or `start`; return what damage a hostdev would do. Raises VgpuError."""
+    from .lifecycle import bystander
+
+    harm = bystander.harm(context, domain, operation)
+    if harm is not None or not domain.asks:
+        return harm
+    from .lifecycle import prepare
+
+    if operation == "start":
+        prepare.start(context, domain)
+        return None
+    try:
+        prepare.prepare(context, domain)
+    except VgpuError:
+        from . import refused
+
+        refused.note(context.config.paths, domain.uuid, context.daemon)
+        raise
+    return None
+
+
+def _sync_is_wanted(option: str, stderr: TextIO, caller: Caller) -> int:
+    """Ask for a sync, or run those that were asked for."""
+    from . import config, trigger, worker
+
+    try:
+        paths = config.load(caller.environment).paths
+        if option == WANT_OPTION:
+            trigger.ask(paths)
+        else:
+            worker.run(paths, caller.program)
+    except (VgpuError, OSError) as error:
+        _tell(stderr, f"no sync can be asked for or run: {error}")
+        return REFUSED
+    return DONE
+
+
+def _ask_for_sync(paths: Paths, caller: Caller) -> None:
+    """Ask for a sync; where no systemd sees to it, start a worker that does. Never fails."""
+    from . import trigger
+
+    trigger.touch(paths)
+    if caller.program:
+        from . import worker
+
+        if worker.is_needed(paths):
+            worker.start(caller.program, WORKER_OPTION, caller.environment)
 
 
 def _follow(operation: str) -> Callable[[Context, Domain], list[str]]:
@@ -175,4 +246,4 @@ def _nothing(_context: Context, _domain: Domain) -> list[str]:
 
 def run() -> None:
     """Run as a program."""
-    sys.exit(main(sys.argv[1:], sys.stdin.buffer, sys.stderr, os.environ))
+    sys.exit(main(sys.argv[1:], sys.stdin.buffer, sys.stderr, os.environ, sys.argv[0]))

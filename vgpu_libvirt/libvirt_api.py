@@ -186,6 +186,16 @@ def has_saved_state(definition: Definition) -> bool:
         ) from error
 
 
+def is_autostarted(definition: Definition) -> bool:
+    """Whether libvirt starts the domain when the host boots. Raises LibvirtError."""
+    try:
+        return bool(definition.handle.autostart())
+    except libvirt.libvirtError as error:
+        raise LibvirtError(
+            f"{definition.label}: whether it starts at boot can't be told: {_message(error)}"
+        ) from error
+
+
 def set_metadata(definition: Definition, metadata: str | None) -> None:
     """Write our element of a domain's metadata; None removes it."""
     text = None if metadata is None else edit.for_libvirt(metadata)

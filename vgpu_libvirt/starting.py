@@ -38,7 +38,7 @@ def plan(config: Config, connection: Any, wanted: str) -> tuple[Definition, tupl
 
     Raises VgpuError where the domain can't be started this way, or there is no device.
     """
-    definition, context = _look_up(config, connection, libvirt_api.find(connection, wanted).uuid)
+    definition, context = startable(config, connection, libvirt_api.find(connection, wanted).uuid)
     return definition, choose(context, connection, parse_domain(definition.document))
 
 
@@ -56,7 +56,7 @@ def start(
     refused: dict[str, None] = {}  # devices, in the order in which they were tried
     failure: VgpuError | None = None
     for _ in range(trying.MOST_TRIES):
-        definition, context = _look_up(config, connection, definition.uuid)
+        definition, context = startable(config, connection, definition.uuid)
         try:
             domain = parse_domain(definition.document)
             places = choose(context, connection, domain, frozenset(refused))
@@ -81,7 +81,7 @@ def start(
     raise trying.with_tried(failure, refused) from failure
 
 
-def _look_up(config: Config, connection: Any, uuid: str) -> tuple[Definition, Context]:
+def startable(config: Config, connection: Any, uuid: str) -> tuple[Definition, Context]:
     """The domain, which can be started, and what libvirt's word on that says of its old claims."""
     claims = store.of_domain(config.paths.state, uuid)
     definition = libvirt_api.look_up(connection, uuid)
@@ -203,7 +203,7 @@ def _check_taken(config: Config, definition: Definition, claims: tuple[Claim, ..
 def _judging(config: Config, connection: Any, uuid: str) -> Context:
     """With libvirt's word that the start is over, where it gives it."""
     try:
-        return _look_up(config, connection, uuid)[1]
+        return startable(config, connection, uuid)[1]
     except VgpuError:
         return Context(config)
 

@@ -25,6 +25,8 @@ PROFILE_ID = "914"
 
 HOOKS = Path("/etc/libvirt/hooks/qemu.d")
 OUR_HOOK = HOOKS / "50-vgpu-libvirt"
+SYSTEMD = Path("/run/systemd/system")  # hooks start workers where it isn't there
+TRIGGER = Path("/run/vgpu-libvirt/wanted/sync")
 CLAIMS = Path("/var/lib/vgpu-libvirt/claims")
 PARAMETERS = Path("/sys/module/fakevgpu/parameters")
 

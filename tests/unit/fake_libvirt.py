@@ -50,6 +50,7 @@ class Domain:
         self.hook: Callable[[str, str], Result] | None = None  # runs an operation with a document
         self.qemu_fails: str | None = None  # what QEMU dies of
         self.saved = False  # whether `virsh managedsave` left something
+        self.starts_at_boot = False
         self.started_paused: bool | None = None
         self.hooks: list[str] = []  # operations that were run
 
@@ -101,6 +102,9 @@ class Domain:
 
     def hasManagedSaveImage(self) -> int:  # noqa: N802
         return int(self.saved)
+
+    def autostart(self) -> int:
+        return int(self.starts_at_boot)
 
     def createWithFlags(self, flags: int) -> int:  # noqa: N802
         if self.active:

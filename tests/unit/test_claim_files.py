@@ -256,7 +256,7 @@ def test_what_is_no_file_protects_its_device_and_hangs_nobody(
     elif kind == "loop":
         file.symlink_to(file)
     elif kind == "link to nothing":
-        file.symlink_to("/nonexistent")
+        file.symlink_to(f"{file}.missing")
     elif kind == "endless":
         file.symlink_to("/dev/zero")
     elif kind == "socket":

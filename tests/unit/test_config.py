@@ -48,6 +48,7 @@ def test_the_defaults() -> None:
         "/run/vgpu-libvirt",
         "/run/libvirt",
         "/etc/libvirt",
+        "/run/systemd/system",
     )
     assert Policy() == ("spread", "keep", (), 20.0, 5.0, 60.0)
 
@@ -75,6 +76,7 @@ def test_every_key(file: Path) -> None:
         runtime = "/r/run"
         libvirt_run = "/r/libvirt"
         libvirt_etc = "/r/etc//"
+        systemd = "/r/systemd"
         [libvirt]
         uri = "test:///default"
         [policy]
@@ -87,7 +89,7 @@ def test_every_key(file: Path) -> None:
         """,
     )
     assert config.paths == Paths(
-        "/r/sys", "/r/proc", "/r/dev", "/r/state", "/r/run", "/r/libvirt", "/r/etc"
+        "/r/sys", "/r/proc", "/r/dev", "/r/state", "/r/run", "/r/libvirt", "/r/etc", "/r/systemd"
     )
     assert config.uri == "test:///default"
     exclude = (PciAddress(0, 0x3D, 0, 0), PciAddress(0x10001, 0x80, 5, 0))

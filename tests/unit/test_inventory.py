@@ -260,7 +260,7 @@ def test_what_is_no_file_hangs_nobody(running: Host, kind: str, reason: str) -> 
     elif kind == "fifo":
         os.mkfifo(file)
     else:
-        file.symlink_to(file if kind == "loop" else "/nonexistent")
+        file.symlink_to(file if kind == "loop" else f"{file}.missing")
     assert problem(running) == reason
 
 

@@ -41,7 +41,11 @@ def fastest(*works: Callable[[], object], rounds: int = ROUNDS) -> list[float]:
 class Commands:
     """The commands to time, on a host in a directory."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, has_command: bool = False) -> None:
+        directory.mkdir(exist_ok=True)
+        if has_command:  # a worker is started for it
+            (directory / "virt-vgpu").write_text("#!/bin/sh\nexit 1\n")
+            (directory / "virt-vgpu").chmod(0o755)
         self.host = Host(directory)
         self.vf = self.host.gpu(vfs=16)[0]
         entry = entry_point(directory, "/usr/bin/python3")
@@ -94,6 +98,15 @@ def test_a_domain_without_a_vgpu_costs_little_more_than_a_shell(tmp_path: Path) 
     assert plain / shell <= 3
 
 
+def test_a_worker_costs_the_hook_that_starts_it_little(tmp_path: Path) -> None:
+    without, waking = Commands(tmp_path / "without"), Commands(tmp_path / "waking", True)
+    python, plain, forking = fastest(
+        without.python, lambda: without.hook("release"), lambda: waking.hook("release")
+    )
+    assert (Path(waking.host.paths.runtime) / "worker.lock").exists()
+    assert forking - plain <= python / 2
+
+
 def table() -> None:
     """Print every ratio."""
     with tempfile.TemporaryDirectory() as directory:
@@ -104,6 +117,10 @@ def table() -> None:
         prepare, release = fastest(
             lambda: commands.hook("prepare"), lambda: commands.hook("release")
         )
+        waking = Commands(Path(directory) / "waking", True)
+        waking_prepare, waking_release = fastest(
+            lambda: waking.hook("prepare"), lambda: waking.hook("release")
+        )
     print(f"sh -c :                                {1000 * shell:6.1f} ms")
     print(
         f"hooks/qemu, no vGPU and no hostdev     {1000 * plain:6.1f} ms  {plain / shell:.1f} x sh"
@@ -113,6 +130,8 @@ def table() -> None:
         ("hooks/qemu, a hostdev that didn't ask", bystander),
         ("prepare of a vGPU", prepare),
         ("release of a vGPU", release),
+        ("prepare that starts a worker", waking_prepare),
+        ("release that starts a worker", waking_release),
     ):
         print(f"{name:38} {1000 * seconds:6.1f} ms  {seconds / python:.1f} x python3")
 

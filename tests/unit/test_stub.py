@@ -135,8 +135,8 @@ def test_a_broken_entry_point_blocks_those_that_ask_with_a_sentence(
 
 
 @pytest.mark.parametrize("operation", MAY_NOT)
-def test_a_missing_entry_point_never_kills(operation: str) -> None:
-    done = hook("/nonexistent", operation, ASKS)
+def test_a_missing_entry_point_never_kills(tmp_path: Path, operation: str) -> None:
+    done = hook(tmp_path / "missing", operation, ASKS)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 

@@ -7,6 +7,7 @@ threads still run for dead, and its start times are those of the wall clock, whi
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
@@ -184,3 +185,18 @@ def running_daemon(proc: str) -> Process | None:
 def a_daemon_runs(proc: str) -> bool:
     """Whether a libvirt daemon runs. Raises OSError where the processes can't be listed."""
     return any(name.isdigit() and is_daemon(proc, int(name)) for name in os.listdir(proc))
+
+
+def daemons(proc: str) -> frozenset[Process]:
+    """The libvirt daemons that run, of which those that can't be looked at are left out.
+
+    Raises OSError where the processes can't be listed.
+    """
+    found = set()
+    for name in os.listdir(proc):
+        if name.isdigit():
+            with contextlib.suppress(OSError, ValueError):
+                stat = read_stat(proc, int(name))
+                if stat.name in _DAEMONS:
+                    found.add(Process(int(name), stat.start))
+    return frozenset(found)

@@ -17,6 +17,7 @@ from ..claims.cordons import Cordon
 from ..devices import vendor_vfio
 from ..errors import AddressError, CordonError, DeviceError
 from ..survey import look
+from . import rights
 
 if TYPE_CHECKING:
     from ..config import Config
@@ -55,6 +56,7 @@ def cordon(target: PciAddress, reason: str | None, dry_run: bool) -> None:
     if dry_run:
         click.echo(f"{target} would be cordoned {new.label}; {_who_is_left(settings, target)}.")
         return
+    rights.check_root(settings.paths, "cordon")
     state = settings.paths.state
     with locks.host(state, time.monotonic() + settings.policy.lock_timeout):
         cordons.write(state, new)
@@ -75,6 +77,7 @@ def uncordon(target: PciAddress, dry_run: bool) -> None:
     if dry_run:
         click.echo(f"{target} would not be cordoned any more.")
         return
+    rights.check_root(settings.paths, "uncordon")
     with locks.host(state, time.monotonic() + settings.policy.lock_timeout):
         cordons.remove(state, target)
     click.echo(f"{target} is not cordoned any more.")

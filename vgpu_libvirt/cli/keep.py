@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 from rich.text import Text
 
-from .. import config, libvirt_api, pointing, report, sync
+from .. import autostart, config, fs, libvirt_api, pointing, report, sync, trigger, until_quiet
 from ..claims import locks, processes, store, witnesses
 from ..claims.liveness import State
 from ..errors import KeptError, LibvirtError, VgpuError
@@ -17,14 +17,19 @@ from ..lifecycle import learn
 from ..lifecycle.context import Context
 from ..lifecycle.release import force_hindered_by, give_back, keep_visibly
 from ..survey import look
-from . import output
+from . import output, rights
 from .show import json_option
 
 if TYPE_CHECKING:
     from ..config import Config
+    from ..survey import Survey
 
 _LONGEST = 600.0  # seconds for a whole sync; each device has its own, shorter limit
 _ANSWER = 10.0  # seconds that libvirt has to answer
+# With --wait, seconds:
+_STARTING = 30.0  # until a daemon listens
+_BUSY = 300.0  # until it answers, which it doesn't while a hook runs
+_PAUSE = 0.3
 
 dry_run_option = click.option("--dry-run", is_flag=True, help="Only say what would be done.")
 
@@ -32,45 +37,42 @@ dry_run_option = click.option("--dry-run", is_flag=True, help="Only say what wou
 @click.command("sync", short_help="Give back what is nobody's, and point definitions right.")
 @json_option
 @dry_run_option
-def sync_(as_json: bool, dry_run: bool) -> None:
+@click.option("--files-only", is_flag=True, help="Ask libvirt nothing, as at boot before it runs.")
+@click.option("--wait", is_flag=True, help="Wait for a libvirt that starts or runs a hook.")
+def sync_(as_json: bool, dry_run: bool, files_only: bool, wait: bool) -> None:
     """Bring the claims in line with what runs, and the definitions with what could start.
 
     Devices of domains that are provably gone are cleared; what can't be decided is kept, and said.
-    Hostdevs of definitions that ask for a vGPU are pointed at devices that can serve them now.
+    Hostdevs of definitions that ask for a vGPU are pointed at devices that can serve them now, and
+    domains are started that libvirt's autostart could not. Looks again until nothing has changed.
     """
     settings = config.load()
-    context = _context(settings)
-    outcome = sync.reconcile(context, time.monotonic() + _LONGEST, dry_run=dry_run)
-    pointed = _point(settings, context, dry_run)
-    seen = pointed.seen or look(settings)  # pointing changes nothing that it shows
-    told = [*outcome.problems, *pointed.problems, *report.build(seen).problems]
+    if not dry_run:
+        rights.check_root(settings.paths, "give devices back and point definitions")
+    patience = None if files_only else _BUSY if wait else _ANSWER
+    if wait and not files_only:
+        _wait_for_libvirt(settings)
+    done = _Done()
+    problems: list[str] = []
+    if dry_run or files_only:
+        done = _look_once(settings, patience, dry_run)
+    else:
+        problems += _let_group_ask(settings)
+
+        def look_again() -> None:
+            nonlocal done
+            done = done.then(_look_once(settings, patience))
+
+        problems += until_quiet.repeat(settings.paths, look_again).problems
+    seen = done.survey or look(settings)
+    told = [*problems, *done.problems, *report.build(seen).problems]
     problems = list(dict.fromkeys(told))
     if not dry_run and (hindered := learn.from_inventory(settings, seen.host.inventory)):
         problems += [] if hindered in problems else [hindered]
     if as_json:
-        output.show_json(
-            {
-                "released": list(outcome.released),
-                "kept": [{"device": kept.device, "reason": kept.reason} for kept in outcome.kept],
-                "repointed": [
-                    {
-                        "domain_uuid": each.domain_uuid,
-                        "alias": each.alias,
-                        "from": each.came,
-                        "to": each.goes,
-                    }
-                    for each in pointed.repointed
-                ],
-                "problems": problems,
-            }
-        )
+        output.show_json({**_json(done), "problems": problems})
         return
-    verb = "would be given back" if dry_run else "was given back"
-    lines = [Text(f"{device} {verb}.") for device in outcome.released]
-    lines += [
-        Text(f"{kept.device} was kept: {kept.reason}") for kept in outcome.kept if kept.is_doubtful
-    ]
-    lines += [Text(_pointed_line(each, dry_run)) for each in pointed.repointed]
+    lines = [Text(line) for line in _lines(done, dry_run)]
     output.show([*(lines or [Text("Nothing had to be done.")]), *output.problems(problems)])
 
 
@@ -89,6 +91,8 @@ def release(device: str, force: bool, dry_run: bool) -> None:
     """
     settings = config.load()
     state = settings.paths.state
+    if not dry_run:
+        rights.check_root(settings.paths, "give devices back")
     claim = store.read(state, device.lower())
     if claim is None:
         raise VgpuError(f"{device} has no claim; 'virt-vgpu list' shows those that have one")
@@ -116,28 +120,121 @@ def release(device: str, force: bool, dry_run: bool) -> None:
     click.echo(f"{claim.device} was given back: {claim.owner} is {verdict}.")
 
 
-def _point(settings: Config, context: Context, dry_run: bool) -> pointing.Outcome:
-    """Point the definitions, where libvirt runs and answers."""
-    if not processes.a_daemon_runs(settings.paths.proc):
-        return pointing.Outcome()
+class _Done(NamedTuple):
+    """What the looks of one sync did; `kept`, and what the last one can see again, are its own."""
+
+    released: tuple[str, ...] = ()
+    kept: tuple[sync.Kept, ...] = ()
+    repointed: tuple[pointing.Repointed, ...] = ()
+    started: tuple[autostart.Started, ...] = ()
+    not_started: tuple[str, ...] = ()
+    seen: tuple[str, ...] = ()
+    survey: Survey | None = None  # the last look's, where all that came after shows in no survey
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        return (*self.not_started, *self.seen)
+
+    def then(self, later: _Done) -> _Done:
+        """With what a later look did."""
+        return _Done(
+            (*self.released, *later.released),
+            later.kept,
+            (*self.repointed, *later.repointed),
+            (*self.started, *later.started),
+            (*self.not_started, *later.not_started),
+            later.seen,
+            later.survey,
+        )
+
+
+def _look_once(settings: Config, patience: float | None, dry_run: bool = False) -> _Done:
+    """Look and act; PATIENCE: the seconds that libvirt has to answer, None: it isn't asked."""
+    context = Context(settings) if patience is None else _context(settings, patience)
+    outcome = sync.reconcile(context, time.monotonic() + _LONGEST, dry_run=dry_run)
+    done = _Done(outcome.released, outcome.kept, seen=outcome.problems)
+    if patience is None or not processes.a_daemon_runs(settings.paths.proc):
+        return done
     try:
         if context.libvirt and context.libvirt.silence:
             raise LibvirtError(context.libvirt.silence)
         with libvirt_api.connect(settings.uri) as connection:
-            return pointing.point(settings, connection, dry_run)
+            pointed = pointing.point(settings, connection, dry_run)
+            late = autostart.start_refused(settings, connection, dry_run)
     except LibvirtError as error:
-        return pointing.Outcome((), (f"no definition was looked at: {error}",))
+        return done._replace(seen=(*done.seen, f"no definition was looked at: {error}"))
+    return done._replace(
+        repointed=pointed.repointed,
+        started=late.started,
+        not_started=late.problems,
+        seen=(*done.seen, *pointed.problems),
+        survey=None if late.started else pointed.seen,
+    )
 
 
-def _pointed_line(each: pointing.Repointed, dry_run: bool) -> str:
+def _wait_for_libvirt(settings: Config) -> None:
+    """Wait until a libvirt daemon that runs answers, as long as one may take that is all right.
+
+    One that starts doesn't listen yet; then its autostart, and later any hook, holds the answer up.
+    """
+    starting_until = time.monotonic() + _STARTING
+    while processes.a_daemon_runs(settings.paths.proc):
+        # Only one question at a time: each that is left open costs the daemon a thread.
+        answer = libvirt_api.ask(settings.uri, frozenset(), _BUSY)
+        if not answer.silence or time.monotonic() > starting_until:
+            return
+        time.sleep(_PAUSE)
+
+
+def _let_group_ask(settings: Config) -> list[str]:
+    try:
+        trigger.let_group_ask(settings.paths)
+    except OSError as error:
+        return [
+            f"members of group {trigger.GROUP} can't ask for a sync: {settings.paths.runtime}: "
+            f"{fs.reason(error)}"
+        ]
+    return []
+
+
+def _json(done: _Done) -> dict[str, object]:
+    return {
+        "released": list(done.released),
+        "kept": [{"device": kept.device, "reason": kept.reason} for kept in done.kept],
+        "repointed": [
+            {
+                "domain_uuid": each.domain_uuid,
+                "alias": each.alias,
+                "from": each.came,
+                "to": each.goes,
+            }
+            for each in done.repointed
+        ],
+        "started": [each._asdict() for each in done.started],
+    }
+
+
+def _lines(done: _Done, dry_run: bool) -> list[str]:
     be = "would be" if dry_run else "was"
+    return [
+        *(f"{device} {be} given back." for device in done.released),
+        *(f"{kept.device} was kept: {kept.reason}" for kept in done.kept if kept.is_doubtful),
+        *(_pointed_line(each, be) for each in done.repointed),
+        *(
+            f"Domain '{each.domain_name}', which libvirt's autostart could not start, {be} started."
+            for each in done.started
+        ),
+    ]
+
+
+def _pointed_line(each: pointing.Repointed, be: str) -> str:
     if each.goes is None:
         return f"'{each.alias}' of domain '{each.domain_name}' {be} removed with its request."
     come = f" instead of {each.came}" if each.came else ""
     return f"'{each.alias}' of domain '{each.domain_name}' {be} pointed at {each.goes}{come}."
 
 
-def _context(settings: Config) -> Context:
+def _context(settings: Config, patience: float = _ANSWER) -> Context:
     """With libvirt's word, where a daemon runs; its socket alone would start one.
 
     First the claims, then the question: its answer is about those alone.
@@ -147,4 +244,4 @@ def _context(settings: Config) -> Context:
     )
     if not asked_after or not processes.a_daemon_runs(settings.paths.proc):
         return Context(settings)
-    return Context(settings, libvirt=libvirt_api.ask(settings.uri, asked_after, _ANSWER))
+    return Context(settings, libvirt=libvirt_api.ask(settings.uri, asked_after, patience))

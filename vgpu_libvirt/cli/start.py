@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .. import config, libvirt_api, starting
+from .. import by_sync, config, libvirt_api, starting
+from . import rights
 
 if TYPE_CHECKING:
     from ..choosing import Place
@@ -31,7 +32,9 @@ def start(domain: str, paused: bool, dry_run: bool) -> None:
                 f"{definition.label} would start with {_named(places)}. Nothing was written."
             )
             return
-        definition, places = starting.start(settings, connection, domain, paused)
+        # Who may not reserve devices has the system's sync find them.
+        way = starting if rights.is_root(settings.paths) else by_sync
+        definition, places = way.start(settings, connection, domain, paused)
     state = "is started, and paused" if paused else "runs"
     click.echo(f"{definition.label} {state}, with {_named(places)}.")
 
