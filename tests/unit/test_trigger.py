@@ -12,12 +12,14 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
+from click.testing import CliRunner
 
-from tests.unit.host import Host, domain_xml, web1, web2
+from tests.unit.host import LIBVIRTD, Host, domain_xml, web1, web2
 from tests.unit.support import NOBODY, directory_for_all, needs_root, nobody
 from tests.unit.test_hook_entry import Answer
 from tests.unit.test_lifecycle import start
 from vgpu_libvirt import trigger
+from vgpu_libvirt.cli.main import main
 from vgpu_libvirt.errors import StoreError
 
 if TYPE_CHECKING:
@@ -289,3 +291,16 @@ def test_systemd_asks_by_the_entry_point(host: Host) -> None:
     answer = Answer(host, b"", "--want-sync")
     assert answer.status == 1
     assert answer.stderr.startswith("vgpu-libvirt: no sync can be asked for or run: ")
+
+
+def test_verbs_that_change_what_is_free_ask_too(host: Host) -> None:
+    vf = host.gpu()[0]
+    start(host, vf)
+    host.end_domain("web1", 4001)
+    host.end(LIBVIRTD)
+    for arguments in (["release", vf], ["cordon", vf], ["uncordon", vf]):
+        trigger.take(host.paths)
+        done = CliRunner().invoke(main, [*arguments, "--dry-run"], env=host.environment)
+        assert (done.exit_code, trigger.is_set(host.paths)) == (0, False), done.output
+        done = CliRunner().invoke(main, arguments, env=host.environment)
+        assert (done.exit_code, trigger.is_set(host.paths)) == (0, True), done.output

@@ -53,13 +53,8 @@ class Site:
         Without IS_SEEN nothing on disk shows it, as with what a claim or release changes.
         """
         self.connection.domains.append(domain)
-        write = domain._write
-
-        def save(*arguments: object) -> None:
-            write(*arguments)  # type: ignore[arg-type]
-            self.save(domain)
-
-        domain._write = save  # type: ignore[method-assign]
+        for call in ("attachDeviceFlags", "detachDeviceFlags", "setMetadata"):
+            self.wrap(domain, call, after=lambda: self.save(domain))
         if is_seen:
             self.save(domain)
         return domain

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .. import attaching, config, libvirt_api, sides
+from .. import attaching, config, libvirt_api, sides, trigger
 from ..address import PciAddress
 from ..claims import store
 from ..domain import edit
@@ -81,6 +81,7 @@ def attach(
         notes: list[str] = []
         if live:
             choice, notes = attaching.plug(settings, connection, both, request)
+            trigger.touch(settings.paths)  # other definitions may point there
         else:
             choice = attaching.choose(settings, connection, both, request)
             attaching.define(both[0], choice)

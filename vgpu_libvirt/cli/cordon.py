@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .. import config, report
+from .. import config, report, trigger
 from ..address import PciAddress
 from ..claims import cordons, locks
 from ..claims.cordons import Cordon
@@ -60,6 +60,7 @@ def cordon(target: PciAddress, reason: str | None, dry_run: bool) -> None:
     state = settings.paths.state
     with locks.host(state, time.monotonic() + settings.policy.lock_timeout):
         cordons.write(state, new)
+    trigger.touch(settings.paths)  # definitions that point there should point elsewhere
     # Looked at after the cordon stands: whoever is not there now won't come any more.
     click.echo(f"{target} is cordoned {new.label}; {_who_is_left(settings, target)}.")
 
@@ -80,6 +81,7 @@ def uncordon(target: PciAddress, dry_run: bool) -> None:
     rights.check_root(settings.paths, "uncordon")
     with locks.host(state, time.monotonic() + settings.policy.lock_timeout):
         cordons.remove(state, target)
+    trigger.touch(settings.paths)
     click.echo(f"{target} is not cordoned any more.")
 
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .. import config, detaching, libvirt_api, sides
+from .. import config, detaching, libvirt_api, sides, trigger
 from ..claims import store
 from ..devices import vendor_vfio
 from ..domain import edit
 from ..domain.read import parse_domain
 from ..errors import RequestError
-from . import editing
+from . import editing, rights
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,7 +67,11 @@ def detach(
                 for side in both
             )
             return
+        if live:
+            rights.check_root(settings.paths, "give devices back")
         device, notes = detaching.detach(settings, both, name, timeout)
+    if live:
+        trigger.touch(settings.paths)  # others may be waiting for the device
     given_back = f"; {device} was given back" if device else ""
     click.echo(f"{both[0].label} has no vGPU '{name}' any more{given_back}.")
     for note in notes:

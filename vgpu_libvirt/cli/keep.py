@@ -117,6 +117,7 @@ def release(device: str, force: bool, dry_run: bool) -> None:
     except VgpuError as error:
         hindered = keep_visibly(context, claim, str(error))
         raise KeptError("; ".join([f"{claim.device} is kept: {error}", *hindered])) from error
+    trigger.touch(settings.paths)
     click.echo(f"{claim.device} was given back: {claim.owner} is {verdict}.")
 
 
