@@ -258,6 +258,20 @@ def sync() -> dict[str, Any]:
     return dict(json.loads(done.output))
 
 
+def sync_after_lapse() -> None:
+    """A sync for which every reservation has lapsed."""
+    soon = Path("/run/soon.toml")
+    soon.write_text("[policy]\nreserve_timeout = 0.1\n")
+    time.sleep(0.2)
+    done = run("env", f"VGPU_LIBVIRT_CONFIG={soon}", "virt-vgpu", "sync")
+    assert done.status == 0, done.output
+
+
+def let_converge(name: str) -> None:
+    """Let a domain that can migrate stop for as long as it takes to send all of its memory."""
+    virsh("qemu-monitor-command", name, "--hmp", "migrate_set_parameter downtime-limit 60000")
+
+
 def in_background(*command: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 

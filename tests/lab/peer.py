@@ -6,7 +6,6 @@ The functions of tests/lab/guest.py can be called there by their names.
 
 from __future__ import annotations
 
-import os
 import time
 import xmlrpc.client
 import xmlrpc.server
@@ -43,13 +42,24 @@ def serve() -> None:
     """Be the other guest, for ever."""
     from tests.lab import guest
 
+    guest.SYSTEMD.mkdir(parents=True)
     up = guest.run("env", "LAB_LISTEN=1", "lab-up")
     assert up.status == 0, up.output
     server = xmlrpc.server.SimpleXMLRPCServer((HERE, PORT), allow_none=True, logRequests=False)
     server.register_function(lambda: True, "is_up")
-    for name in ("run", "virsh", "claim", "type_of", "set_type", "holds", "is_running", "sync"):
+    for name in (
+        "virsh",
+        "claim",
+        "type_of",
+        "holds",
+        "is_running",
+        "sync",
+        "sync_after_lapse",
+        "define",
+    ):
         server.register_function(getattr(guest, name), name)
-    server.register_function(os.listdir)
+    server.register_function(lambda *command: list(guest.run(*command)), "run")
+    server.register_function(lambda name, text: str(guest.hook(name, text)), "hook")
     server.serve_forever()
 
 

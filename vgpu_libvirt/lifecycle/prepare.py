@@ -188,7 +188,8 @@ def _make_way(start: Start, wanted: Wanted, world: World) -> Claim | None:
     raise RefusedError(
         f"{wanted.device} belongs to {claim.owner}: {verdict.evidence[0]}; run 'virt-vgpu sync', "
         f"which points the hostdev '{wanted.request.alias}' of domain '{start.domain.name}' at "
-        "another VF if there is one, then start it again"
+        "another VF if there is one, then start it again (a snapshot names its own: 'virsh "
+        "snapshot-edit' points that at another)"
     )
 
 
