@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import choosing, libvirt_api, placement, sides, starting, trying
+from . import choosing, libvirt_api, placement, sides, trying
 from .claims import store
 from .domain.match import Wanted
 from .errors import LibvirtError, RequestError, StoreError, VgpuError
 from .lifecycle import hotplug
 from .revert import Revert
-from .survey import look
+from .survey import look, nodes_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,7 +57,7 @@ def choose(
         busy=host.busy | choosing.pointed_by(domains) | refused,
     )
     request = request._replace(profile=placement.resolve(request.profile, host).name)
-    nodes = starting.nodes_of(config, domain._replace(requests=(request,)))
+    nodes = nodes_of(config, domain._replace(requests=(request,)))
     device, why = choosing.one_more(domain, request, nodes, config.policy.placement, host)
     return Choice(request, device, why, host.inventory)
 

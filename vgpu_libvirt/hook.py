@@ -2,8 +2,7 @@
 """What libvirt's hooks hand over to.
 
 `hooks/qemu`: `NAME OPERATION SUBOPERATION EXTRA`, domain XML on stdin; `hooks/daemon`: `--daemon`.
-`--want-sync` asks for a sync, for systemd; where that isn't, `--worker` runs those that were asked
-for.
+`--want-sync` asks for a sync, for systemd; where that isn't, `--worker` runs those asked for.
 libvirt, and every `virsh list` on the host, waits while this runs. So it imports what its operation
 needs and no more, and never libvirt: a hook that calls libvirt deadlocks.
 """
@@ -20,7 +19,7 @@ from .domain.read import parse_domain
 from .errors import DomainXmlError, VgpuError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from typing import BinaryIO, TextIO
 
     from .config import Paths
@@ -31,7 +30,12 @@ MAY_REFUSE = ("prepare", "start", "migrate", "restore")
 DAEMON_OPTION = "--daemon"
 WANT_OPTION = "--want-sync"
 WORKER_OPTION = "--worker"
-CHANGES_CLAIMS = ("prepare", "release")  # and so what definitions should point at
+CHANGES_CLAIMS = (
+    "prepare",
+    "migrate",
+    "restore",
+    "release",
+)  # and so what definitions should point at
 OPERATIONS = (*MAY_REFUSE, "started", "stopped", "release", "reconnect", "attach")
 
 DONE = 0
@@ -45,6 +49,22 @@ _DAEMON_SECONDS = 4.0  # for beginning work when libvirt starts; hooks/daemon en
 PARENT_VARIABLE = "VGPU_LIBVIRT_PARENT"
 
 
+class Streams(NamedTuple):
+    """What a hook reads from and writes to; libvirt takes stdout at `migrate` and `restore`."""
+
+    stdin: BinaryIO
+    stdout: BinaryIO
+    stderr: TextIO
+
+
+class Outcome(NamedTuple):
+    """What an operation ended in, but for a refusal of a domain that asks."""
+
+    problems: Sequence[str] = ()
+    harm: str | None = None  # what damage a hostdev of a domain that doesn't ask would do
+    answer: bytes = b""  # the document in the place of the one that was read; empty: as it was
+
+
 class Caller(NamedTuple):
     """How we were run: by what environment, and as which program; none: by no installed one."""
 
@@ -54,8 +74,7 @@ class Caller(NamedTuple):
 
 def main(
     arguments: list[str],
-    stdin: BinaryIO,
-    stderr: TextIO,
+    streams: Streams,
     environment: Mapping[str, str],
     program: str = "",
 ) -> int:
@@ -64,11 +83,12 @@ def main(
     PROGRAM: the installed entry point, which can be run again as a worker.
     """
     caller = Caller(environment, program)
+    stderr = streams.stderr
     if arguments == [DAEMON_OPTION]:
         return _daemon_starts(stderr, caller)
     if arguments in ([WANT_OPTION], [WORKER_OPTION]):
         return _sync_is_wanted(arguments[0], stderr, caller)
-    document = stdin.read()
+    document = streams.stdin.read()
     operation = arguments[1] if len(arguments) > 1 else ""
     if len(arguments) != 4:
         if operation and operation not in MAY_REFUSE:
@@ -77,27 +97,30 @@ def main(
         return USAGE
     if operation not in OPERATIONS:
         return DONE
-    return _domain_changes(operation, document, stderr, caller)
+    return _domain_changes(operation, document, streams, caller)
 
 
-def _domain_changes(operation: str, document: bytes, stderr: TextIO, caller: Caller) -> int:
+def _domain_changes(operation: str, document: bytes, streams: Streams, caller: Caller) -> int:
     asks = NAMESPACE.encode() in document
-    harm = None
+    outcome = Outcome()
     try:
         domain = _read(document)
         asks = domain.asks
         if operation in MAY_REFUSE and not asks and not any(h.address for h in domain.hostdevs):
             return DONE
-        problems, harm = _run(operation, domain, caller)
-        refused = harm is not None
+        outcome = _run(operation, domain, document, caller)
+        refused = outcome.harm is not None
+        if outcome.answer:
+            streams.stdout.write(outcome.answer)
+            streams.stdout.flush()
     except VgpuError as error:
-        problems = [str(error)]
+        outcome = Outcome([str(error)])
         refused = operation in MAY_REFUSE and asks
     except Exception as error:  # a bug of ours must end in a sentence, and must not kill a guest
-        problems = [_bug(error)]
+        outcome = Outcome([_bug(error)])
         refused = operation in MAY_REFUSE and asks
-    for problem in [*problems, harm] if harm else problems:
-        _tell(stderr, problem)
+    for problem in [*outcome.problems, *([outcome.harm] if outcome.harm else [])]:
+        _tell(streams.stderr, problem)
     if not refused:
         return DONE
     return REFUSED if asks else REFUSED_BYSTANDER
@@ -154,8 +177,8 @@ def _read(document: bytes) -> Domain:
         raise DomainXmlError("the domain's XML is not in UTF-8") from error
 
 
-def _run(operation: str, domain: Domain, caller: Caller) -> tuple[list[str], str | None]:
-    """Do OPERATION; return the problems to tell, and what damage a hostdev would do.
+def _run(operation: str, domain: Domain, document: bytes, caller: Caller) -> Outcome:
+    """Do OPERATION for DOMAIN, as DOCUMENT describes it.
 
     Raises VgpuError to refuse a domain that asks. What changes claims, or was refused because of
     them, asks for a sync, so that the next start works.
@@ -163,8 +186,10 @@ def _run(operation: str, domain: Domain, caller: Caller) -> tuple[list[str], str
     context = _context(caller.environment, domain.uuid)
     try:
         if operation in ("prepare", "start"):
-            return [], _begin(operation, context, domain)
-        return _follow(operation)(context, domain), None
+            return Outcome(harm=_begin(operation, context, domain))
+        if operation in ("migrate", "restore"):
+            return Outcome(answer=_arrive(context, domain, document))
+        return Outcome(_follow(operation)(context, domain))
     finally:
         if domain.asks and operation in CHANGES_CLAIMS:
             _ask_for_sync(context.config.paths, caller)
@@ -190,6 +215,15 @@ def _begin(operation: str, context: Context, domain: Domain) -> str | None:
         refused.note(context.config.paths, domain.uuid, context.daemon)
         raise
     return None
+
+
+def _arrive(context: Context, domain: Domain, document: bytes) -> bytes:
+    """Do `migrate` or `restore`; libvirt takes an empty answer as no change. Raises VgpuError."""
+    if not domain.asks:
+        return b""
+    from .lifecycle.arrive import arrive
+
+    return arrive(context, domain, document)
 
 
 def _sync_is_wanted(option: str, stderr: TextIO, caller: Caller) -> int:
@@ -233,17 +267,10 @@ def _follow(operation: str) -> Callable[[Context, Domain], list[str]]:
         "stopped": running.stopped,
         "reconnect": running.reconnect,
         "attach": running.reconnect,
-    }.get(operation, _nothing)
-
-
-def _nothing(_context: Context, _domain: Domain) -> list[str]:
-    """For `migrate` and `restore`: libvirt takes an empty answer as no change.
-
-    The `prepare` that follows sees to the device that the document names.
-    """
-    return []
+    }[operation]
 
 
 def run() -> None:
     """Run as a program."""
-    sys.exit(main(sys.argv[1:], sys.stdin.buffer, sys.stderr, os.environ, sys.argv[0]))
+    streams = Streams(sys.stdin.buffer, sys.stdout.buffer, sys.stderr)
+    sys.exit(main(sys.argv[1:], streams, os.environ, sys.argv[0]))

@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, Any
 from . import choosing, edits, libvirt_api, trying
 from .claims import store
 from .claims.liveness import Answer, State
-from .devices import numa
 from .domain import edit
 from .domain.match import Wanted
 from .domain.read import parse_domain
 from .edits import Edit
-from .errors import DeviceError, LibvirtError, RequestError, StoreError, VgpuError
+from .errors import LibvirtError, RequestError, StoreError, VgpuError
 from .lifecycle.context import Context
 from .lifecycle.reserve import Wish, reserve, unreserve
 from .revert import Revert
-from .survey import look
+from .survey import look, nodes_of
 
 if TYPE_CHECKING:
     from .capacity import Host
@@ -145,16 +144,6 @@ def _as_its_own(context: Context, seen: Survey, uuid: str) -> Host:
     return host._replace(
         claims=host.claims._replace(readable=readable), dirty=frozenset(dirty - host.busy)
     )
-
-
-def nodes_of(config: Config, domain: Domain) -> frozenset[int]:
-    """The NUMA nodes that DOMAIN lives on. Raises DeviceError where a request needs to know."""
-    try:
-        return numa.nodes_of(config.paths.sysfs, domain.nodes, domain.cpus)
-    except DeviceError:
-        if any(request.numa == "require" for request in domain.requests):
-            raise
-        return frozenset()
 
 
 def _start(

@@ -13,7 +13,7 @@ from .capacity import host
 from .claims import cordons, store, witnesses
 from .claims.liveness import State, Verdict
 from .claims.store import Claims
-from .devices import catalogue, vendor_vfio
+from .devices import catalogue, numa, vendor_vfio
 from .devices.catalogue import Catalogue
 from .errors import CatalogueError, DeviceError, StoreError, VgpuError
 from .lifecycle.context import Context
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .claims.witnesses import World
     from .config import Config, Paths
     from .devices.model import Inventory
+    from .domain.model import Domain
 
 
 class Survey(NamedTuple):
@@ -79,6 +80,16 @@ def look(config: Config) -> Survey:
         tuple(problems),
         fences.held,
     )
+
+
+def nodes_of(config: Config, domain: Domain) -> frozenset[int]:
+    """The NUMA nodes that DOMAIN lives on. Raises DeviceError where a request needs to know."""
+    try:
+        return numa.nodes_of(config.paths.sysfs, domain.nodes, domain.cpus)
+    except DeviceError:
+        if any(request.numa == "require" for request in domain.requests):
+            raise
+        return frozenset()
 
 
 def _dirty(host: Host, verdicts: dict[str, Verdict], may_reset: bool) -> frozenset[str]:

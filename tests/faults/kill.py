@@ -136,7 +136,8 @@ class Child:
             status = operation.act(counter, stderr)
         else:
             document = io.BytesIO(operation.document)
-            status = hook.main(operation.arguments, document, stderr, environment)
+            streams = hook.Streams(document, io.BytesIO(), stderr)
+            status = hook.main(operation.arguments, streams, environment)
         counter.write(self._stderr, stderr.getvalue().encode())
         return status
 

@@ -77,15 +77,33 @@ def uuid_of(name: str) -> str:
     return str(uuid.uuid5(uuid.NAMESPACE_DNS, name))
 
 
+_MIGRATABLE = """
+  <qemu:override>
+    <qemu:device alias='ua-vgpu0'>
+      <qemu:frontend>
+        <qemu:property name='enable-migration' type='string' value='on'/>
+      </qemu:frontend>
+    </qemu:device>
+  </qemu:override>"""
+
+
 def domain_xml(
     name: str,
     vf: str | None = None,
     profile: str | None = PROFILE,
     managed: str = "no",
     devices: str = "",
+    migratable: bool = False,
 ) -> str:
-    """A tiny domain; with VF a hostdev, with PROFILE too the request for a vGPU there."""
+    """A tiny domain; with VF a hostdev, with PROFILE too the request for a vGPU there.
+
+    MIGRATABLE: QEMU migrates or saves the VF too, although the kernel can't track dirty pages.
+    """
     request = hostdev = ""
+    namespace = override = ""
+    if migratable:
+        namespace = " xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'"
+        override = _MIGRATABLE
     if vf:
         domain, bus, slot, function = re.split("[:.]", vf)
         hostdev = f"""
@@ -101,7 +119,7 @@ def domain_xml(
     <vgpu:devices xmlns:vgpu='urn:vgpu-libvirt:domain:1'>
       <vgpu:device alias='ua-vgpu0' profile='{profile}'/>
     </vgpu:devices>"""
-    return f"""<domain type='qemu'>
+    return f"""<domain type='qemu'{namespace}>
   <name>{name}</name>
   <uuid>{uuid_of(name)}</uuid>
   <metadata>{request}</metadata>
@@ -112,7 +130,7 @@ def domain_xml(
     <emulator>/usr/bin/qemu-system-x86_64</emulator>
     <controller type='usb' model='none'/>
     <memballoon model='none'/>{hostdev}{devices}
-  </devices>
+  </devices>{override}
 </domain>"""
 
 
@@ -238,6 +256,20 @@ def sync() -> dict[str, Any]:
     done = run("virt-vgpu", "sync", "--json")
     assert done.status == 0, done.output
     return dict(json.loads(done.output))
+
+
+def sync_after_lapse() -> None:
+    """A sync for which every reservation has lapsed."""
+    soon = Path("/run/soon.toml")
+    soon.write_text("[policy]\nreserve_timeout = 0.1\n")
+    time.sleep(0.2)
+    done = run("env", f"VGPU_LIBVIRT_CONFIG={soon}", "virt-vgpu", "sync")
+    assert done.status == 0, done.output
+
+
+def let_converge(name: str) -> None:
+    """Let a domain that can migrate stop for as long as it takes to send all of its memory."""
+    virsh("qemu-monitor-command", name, "--hmp", "migrate_set_parameter downtime-limit 60000")
 
 
 def in_background(*command: str) -> subprocess.Popen[bytes]:

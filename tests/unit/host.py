@@ -179,19 +179,19 @@ class Host:
 
     def hook(self, operation: str, xml: str, parent: int = LIBVIRTD) -> Result:
         """Run a hook operation in this process."""
-        stderr = io.StringIO()
-        environment = {**self.environment, "VGPU_LIBVIRT_PARENT": str(parent)}
         name = parse_domain(xml).name
-        arguments = [name, operation, "begin", "-"]
-        status = hook.main(arguments, io.BytesIO(xml.encode()), stderr, environment)
-        return Result(status, "", stderr.getvalue())
+        return self._run([name, operation, "begin", "-"], xml.encode(), parent)
 
     def daemon_hook(self, parent: int = LIBVIRTD) -> Result:
         """Run the hook of a starting daemon in this process."""
-        stderr = io.StringIO()
+        return self._run(["--daemon"], b"", parent)
+
+    def _run(self, arguments: list[str], document: bytes, parent: int) -> Result:
+        stdout, stderr = io.BytesIO(), io.StringIO()
+        streams = hook.Streams(io.BytesIO(document), stdout, stderr)
         environment = {**self.environment, "VGPU_LIBVIRT_PARENT": str(parent)}
-        status = hook.main(["--daemon"], io.BytesIO(), stderr, environment)
-        return Result(status, "", stderr.getvalue())
+        status = hook.main(arguments, streams, environment)
+        return Result(status, stdout.getvalue().decode(), stderr.getvalue())
 
     def claim(self, device: str) -> Claim | None:
         return store.read(self.paths.state, device)

@@ -98,7 +98,8 @@ def run(host: Host, operation: str, xml: str) -> tuple[int, str]:
     stderr = io.StringIO()
     environment = {**host.environment, "VGPU_LIBVIRT_PARENT": str(LIBVIRTD)}
     arguments = ["x", operation, "begin", "-"]
-    status = hook.main(arguments, io.BytesIO(xml.encode()), stderr, environment)
+    streams = hook.Streams(io.BytesIO(xml.encode()), io.BytesIO(), stderr)
+    status = hook.main(arguments, streams, environment)
     return status, stderr.getvalue()
 
 

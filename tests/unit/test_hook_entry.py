@@ -38,7 +38,8 @@ class Answer:
         stdin = io.BytesIO(document if isinstance(document, bytes) else document.encode())
         stderr = io.StringIO()
         environment = {**host.environment, "VGPU_LIBVIRT_PARENT": str(LIBVIRTD)}
-        self.status = hook.main(list(arguments), stdin, stderr, environment)
+        streams = hook.Streams(stdin, io.BytesIO(), stderr)
+        self.status = hook.main(list(arguments), streams, environment)
         self.unread = stdin.read()
         self.stderr = stderr.getvalue()
 
@@ -272,8 +273,8 @@ def test_without_the_stubs_word_the_parent_is_our_own(host: Host) -> None:
     for parent in ("", "x", "-1", "\u0664"):
         environment = {**host.environment, "VGPU_LIBVIRT_PARENT": parent}
         arguments = ["web1", "prepare", "begin", "-"]
-        stdin = io.BytesIO(web1(VF).encode())
-        assert hook.main(arguments, stdin, io.StringIO(), environment) == 0
+        streams = hook.Streams(io.BytesIO(web1(VF).encode()), io.BytesIO(), io.StringIO())
+        assert hook.main(arguments, streams, environment) == 0
         claim = store.read(host.paths.state, VF)
         assert claim is not None
         assert claim.daemon is None

@@ -26,6 +26,7 @@ name=${0##*/}
 """
 SETUP = """#!/bin/bash
 [ "${1-}" != --venv ] || echo "$PWD/venv"
+[ "${1-}" != --domains ] || echo "$PWD/domains"
 """
 
 

@@ -55,7 +55,7 @@ def make_ready(context: Context, domain: Domain, wanted: Wanted) -> Claim:
         live = _live(context, domain)
         qemu = Qemu(live.process.pid, live.process.start, live.monitor)
         deadline = context.release_deadline()
-        plug = Start(context, live.domain._replace(id=live.id), deadline, [], [], qemu)
+        plug = Start(context, live.domain._replace(id=live.id), deadline, [], [], True, qemu)
         _check_new(context, live, wanted)
         earlier = store.read(paths.state, wanted.device)
         if earlier and earlier.domain_uuid == domain.uuid:

@@ -32,21 +32,22 @@ _TRIES = 3  # at locking a set of devices that changed while we waited for their
 
 
 class Start(NamedTuple):
-    """One domain's start, or that it gets a device more; its devices' locks are held."""
+    """One domain's start or arrival, or that it gets a device more; devices' locks are held."""
 
     context: Context
     domain: Domain
     deadline: float  # time.monotonic() after which nothing busy is tried again
     kept: list[str]  # what an undo could not give back
     seen: list[Profile]  # what the devices listed
+    reserves: bool = False  # whether what follows may never come
     qemu: Qemu | None = None  # of a domain that runs already
 
     def new_claim(self, wanted: Wanted, device: Device, profile: Profile) -> Claim:
-        """A fresh claim for this start; one for a domain that runs already is a reservation."""
+        """A fresh claim for this start."""
         claim = self.context.new_claim(
             self.domain, wanted.request.alias, device.address, device.gpu, profile
         )
-        return claim._replace(phase=Phase.RESERVED, qemu=self.qemu) if self.qemu else claim
+        return claim._replace(phase=Phase.RESERVED, qemu=self.qemu) if self.reserves else claim
 
 
 def prepare(context: Context, domain: Domain) -> None:
@@ -187,7 +188,8 @@ def _make_way(start: Start, wanted: Wanted, world: World) -> Claim | None:
     raise RefusedError(
         f"{wanted.device} belongs to {claim.owner}: {verdict.evidence[0]}; run 'virt-vgpu sync', "
         f"which points the hostdev '{wanted.request.alias}' of domain '{start.domain.name}' at "
-        "another VF if there is one, then start it again"
+        "another VF if there is one, then start it again (a snapshot names its own: 'virsh "
+        "snapshot-edit' points that at another)"
     )
 
 

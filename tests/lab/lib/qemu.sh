@@ -33,3 +33,15 @@ qemu_command() {
 qemu_share() {
   QEMU+=(-virtfs "local,path=${2//,/,,},mount_tag=$1,security_model=none,multidevs=remap${3:+,readonly=on}")
 }
+
+# qemu_network ADDRESS SERVER SOCKET: adds one end of a network of two guests to the array QEMU
+# The end with SERVER=on is to be started too; the other waits for it.
+qemu_network() {
+  local address=$1 server=$2 socket=$3 i
+  local netdev="stream,id=link,server=$server,addr.type=unix,addr.path=${socket//,/,,}"
+  [ "$server" = on ] || netdev+=,reconnect-ms=500
+  QEMU+=(-netdev "$netdev" -device "virtio-net-pci,netdev=link,mac=52:54:00:00:00:0${address##*.}")
+  for i in "${!QEMU[@]}"; do
+    [ "${QEMU[i]}" != -append ] || QEMU[i + 1]+=" lab.address=$address"
+  done
+}

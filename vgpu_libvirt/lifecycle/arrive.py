@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""A domain comes from elsewhere: the hooks `migrate` and `restore`, which may refuse it.
+
+Its document names devices of another host or another time. These are libvirt's only hooks whose
+answer counts: the document, with other devices in it. What is made ready here is a reservation,
+since nothing else may follow: libvirt runs no `release` where such an operation fails. `prepare`
+takes it over, or it lapses.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .. import choosing, trying
+from ..claims import locks, store, witnesses
+from ..claims.liveness import State
+from ..claims.model import Phase
+from ..domain import splice
+from ..domain.match import Wanted
+from ..errors import RefusedError, RequestError, VgpuError
+from ..revert import Revert
+from ..survey import look, nodes_of
+from . import learn
+from .prepare import Start, assign
+from .release import give_back, keep_visibly
+
+if TYPE_CHECKING:
+    from ..choosing import Place
+    from ..claims.model import Claim
+    from ..domain.model import Domain
+    from ..survey import Survey
+    from .context import Context
+
+
+def arrive(context: Context, domain: Domain, document: bytes) -> bytes:
+    """Make a device ready for each vGPU that DOMAIN asks for; return DOCUMENT pointing at them.
+
+    All or none. Where a device refuses, others are tried. Raises VgpuError with the sentence for
+    the user where that can't be; then nothing stays reserved, or is said to.
+    """
+    _check_understood(domain)
+    _end_earlier_arrivals(context, domain)
+    refused: dict[str, None] = {}  # devices, in the order in which they were tried
+    failure: VgpuError | None = None
+    for _ in range(trying.MOST_TRIES):
+        try:
+            places = _choose(context, domain, frozenset(refused))
+        except RequestError as error:
+            raise trying.with_tried(failure or error, refused) from error
+        there = {place.request.alias: place.device.address for place in places}
+        answer = splice.repointed(document, there)
+        try:
+            _make_ready(context, domain, places)
+        except VgpuError as error:
+            failure = error
+            named = [p.device.name for p in places if trying.names(error, p.device.name)]
+            if not named:
+                break
+            refused |= dict.fromkeys(named)
+        else:
+            return answer
+    assert failure is not None
+    raise trying.with_tried(failure, refused) from failure
+
+
+def _check_understood(domain: Domain) -> None:
+    """Check that each request has a hostdev that can be pointed elsewhere. Raises RequestError."""
+    label = f"domain '{domain.name}' ({domain.uuid})"
+    if domain.request_error:
+        raise RequestError(
+            f"the vGPU request in the metadata of {label} can't be understood: "
+            f"{domain.request_error}"
+        )
+    choosing.check_hostdevs(domain, label)
+    for request in domain.requests:
+        hostdev = domain.hostdev(request.alias)
+        if hostdev is None or hostdev.address is None:
+            raise RequestError(
+                f"{label} asks for a vGPU at '{request.alias}', but comes without a hostdev of "
+                "that alias with a source address; run 'virt-vgpu sync' where it is defined"
+            )
+
+
+def _end_earlier_arrivals(context: Context, domain: Domain) -> None:
+    """Give back what DOMAIN was reserved when it was to come before, and didn't."""
+    state = context.config.paths.state
+    for claim in store.read_all(state).of_domain(domain.uuid):
+        if claim.phase is Phase.RESERVED and claim.qemu is None and not claim.is_mere_reservation:
+            try:
+                with locks.devices(state, [claim.device], context.lock_deadline()):
+                    give_back(context, claim, context.release_deadline())
+            except VgpuError as error:  # another device does as well
+                keep_visibly(context, claim, str(error))
+
+
+def _choose(context: Context, domain: Domain, refused: frozenset[str]) -> tuple[Place, ...]:
+    """A device for each request, none of them one that DOMAIN still has from before.
+
+    Raises RefusedError where DOMAIN runs here, RequestError where there is no device.
+    """
+    seen = look(context.config)
+    had = seen.host.claims.of_domain(domain.uuid)
+    _check_gone(domain, seen, had)
+    host = seen.host._replace(busy=seen.host.busy | refused | {claim.device for claim in had})
+    policy = context.config.policy.placement
+    return choosing.places(domain, nodes_of(context.config, domain), policy, host)
+
+
+def _check_gone(domain: Domain, seen: Survey, had: tuple[Claim, ...]) -> None:
+    runs = seen.world.domains.by_uuid(domain.uuid) is not None
+    alive = [c for c in had if seen.verdicts[c.device].state is State.ALIVE]
+    if runs or alive:
+        why = f" ({seen.verdicts[alive[0].device].why})" if alive else ""
+        raise RefusedError(
+            f"domain '{domain.name}' ({domain.uuid}) runs on this host already{why}; a second one "
+            "would take its vGPUs"
+        )
+
+
+def _make_ready(context: Context, domain: Domain, places: tuple[Place, ...]) -> None:
+    """Reserve and program the devices of PLACES; on failure give back those that were."""
+    state = context.config.paths.state
+    wanted = sorted(
+        (Wanted(place.request, place.device.address) for place in places),
+        key=lambda each: each.address,
+    )
+    start = Start(context, domain, context.release_deadline(), [], [], reserves=True)
+    with locks.devices(state, [each.device for each in wanted], context.lock_deadline()):
+        try:
+            world = witnesses.look_around(context.config.paths)
+            with Revert() as undo:
+                for each in wanted:
+                    assign(start, each, world, undo)
+        except VgpuError as error:
+            raise RefusedError("; ".join([str(error), *start.kept])) from error
+    learn.from_lists(context.config.paths, start.seen)  # what hinders it stops nothing
