@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.unit.host import LIBVIRTD, WEB1, WEB2, domain_xml, web1, web2
-from vgpu_libvirt import fs, sync
+from vgpu_libvirt import fs, sync, trigger
 from vgpu_libvirt.address import PciAddress
 from vgpu_libvirt.claims import cordons
 from vgpu_libvirt.claims.model import Phase, Process
@@ -95,6 +95,14 @@ def test_where_nothing_follows_the_device_comes_back(host: Host, operation: str)
     assert host.claim(first) is not None, "not before reserve_timeout is over"
     settle(host)
     assert (host.claim(first), host.type_of(first)) == (None, "0")
+
+
+@both
+def test_a_sync_is_asked_for(host: Host, operation: str) -> None:
+    """Other definitions may point at the device."""
+    host.gpu()
+    host.hook(operation, incoming())
+    assert trigger.is_set(host.paths)
 
 
 @pytest.mark.promise(3)
