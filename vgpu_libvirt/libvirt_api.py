@@ -117,6 +117,14 @@ def look_up(connection: Any, identity: str) -> Definition | None:
         raise LibvirtError(f"domain {identity} can't be looked up: {_message(error)}") from error
 
 
+def look_again(definition: Definition) -> Definition:
+    """The same domain as it is now. Raises LibvirtError."""
+    try:
+        return _definition(definition.handle)
+    except libvirt.libvirtError as error:
+        raise LibvirtError(f"{definition.label} can't be read: {_message(error)}") from error
+
+
 def definitions(connection: Any) -> tuple[Definition, ...]:
     """All persistent domains, running or not. Raises LibvirtError."""
     found = []

@@ -13,8 +13,8 @@ from tests.unit.host import WEB1, WEB2, domain_xml, hostdev_xml, web1, web2
 from tests.unit.test_lifecycle import start
 from vgpu_libvirt import edits, libvirt_api, pointing
 from vgpu_libvirt.domain import edit
-from vgpu_libvirt.edits import Edit
 from vgpu_libvirt.errors import LibvirtError
+from vgpu_libvirt.unfinished import Edit
 
 if TYPE_CHECKING:
     from tests.unit.host import Host

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """The verbs that edit the definition of an inactive domain: `attach` and `detach`.
 
-They touch no device and take no lock; the hooks do the rest when the domain starts.
+They touch no device, and take no lock but the definition's; the hooks do the rest when the domain
+starts.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .. import config, libvirt_api, placement
+from .. import config, edits, libvirt_api, placement
 from ..address import PciAddress
 from ..devices import numa, vendor_vfio
 from ..domain import edit
@@ -23,6 +24,7 @@ from ..placement import Company, Placed
 from ..revert import Revert
 from ..survey import look
 from ..together import Wish, place
+from ..unfinished import Edit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -74,8 +76,11 @@ def attach(
     DOMAIN is a name or UUID; it must not run.
     """
     settings = config.load()
-    with libvirt_api.connect(settings.uri) as connection:
-        definition = _editable(libvirt_api.find(connection, domain))
+    with (
+        libvirt_api.connect(settings.uri) as connection,
+        edits.opened(settings, connection, domain, dry_run) as definition,
+    ):
+        _check_editable(definition)
         parsed = parse_domain(definition.document)
         if parsed.request_error:
             raise RequestError(
@@ -113,8 +118,11 @@ def detach(domain: str, alias: str | None, dry_run: bool) -> None:
     DOMAIN is a name or UUID; it must not run.
     """
     settings = config.load()
-    with libvirt_api.connect(settings.uri) as connection:
-        definition = _editable(libvirt_api.find(connection, domain))
+    with (
+        libvirt_api.connect(settings.uri) as connection,
+        edits.opened(settings, connection, domain, dry_run) as definition,
+    ):
+        _check_editable(definition)
         before = edit.metadata(definition.document)
         asked = edit.requested_aliases(before)
         name = alias or _only(definition, asked)
@@ -125,16 +133,18 @@ def detach(domain: str, alias: str | None, dry_run: bool) -> None:
         if dry_run:
             _print_dry_run(definition, after, "removed from", hostdev)
             return
-        _write(
-            definition,
-            before,
-            after,
-            lambda: libvirt_api.detach(definition, hostdev) if hostdev else None,
-        )
+        removal = [Edit(definition.uuid, name, hostdev, None)] if hostdev else []
+        with edits.saved(settings.paths.state, definition, removal):
+            _write(
+                definition,
+                before,
+                after,
+                lambda: libvirt_api.detach(definition, hostdev) if hostdev else None,
+            )
     click.echo(f"{definition.label} has no vGPU '{name}' any more.")
 
 
-def _editable(definition: Definition) -> Definition:
+def _check_editable(definition: Definition) -> None:
     if not definition.is_persistent:
         raise LibvirtError(
             f"{definition.label} is transient and has no definition to edit; ask for the vGPU in "
@@ -145,7 +155,6 @@ def _editable(definition: Definition) -> Definition:
             f"{definition.label} runs, and vGPUs of a running domain can't be changed; shut it "
             "down first"
         )
-    return definition
 
 
 def _new_alias(definition: Definition, wanted: str | None, asked: tuple[str, ...]) -> str:

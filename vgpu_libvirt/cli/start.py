@@ -31,9 +31,11 @@ def start(domain: str, paused: bool, dry_run: bool) -> None:
                 f"{definition.label} would start with {_named(places)}. Nothing was written."
             )
             return
-        definition, places = starting.start(settings, connection, domain, paused)
+        definition, places, notes = starting.start(settings, connection, domain, paused)
     state = "is started, and paused" if paused else "runs"
     click.echo(f"{definition.label} {state}, with {_named(places)}.")
+    for note in notes:
+        click.echo(f"{note}.")
 
 
 def _named(places: tuple[Place, ...]) -> str:
