@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 _SUFFIX = ".json"
+_REMEDY = "; remove the file, and the next sync adds the hostdev if it is missing"
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -69,12 +70,12 @@ def load(path: str) -> Edit:
     except OSError as error:
         raise StoreError(f"it can't be read: {fs.reason(error)}") from error
     except (ValueError, TypeError, RecursionError) as error:
-        raise StoreError(f"it can't be understood: {error}") from error
+        raise StoreError(f"it can't be understood: {error}{_REMEDY}") from error
     texts = (change.before, change.after)
     if not isinstance(change.domain_uuid, str) or not isinstance(change.alias, str):
-        raise StoreError("it can't be understood: it names no hostdev of a domain")
+        raise StoreError(f"it can't be understood: it names no hostdev of a domain{_REMEDY}")
     if not all(text is None or isinstance(text, str) for text in texts):
-        raise StoreError("it can't be understood: it has no XML in it")
+        raise StoreError(f"it can't be understood: it has no XML in it{_REMEDY}")
     return change
 
 

@@ -20,8 +20,9 @@ import pytest
 from lxml import etree
 
 from tests.unit.fake_libvirt import Connection, Domain
-from tests.unit.host import WEB1, Host, domain_xml, hostdev_xml, web2
-from vgpu_libvirt import pointing
+from tests.unit.host import WEB1, Host, domain_xml, hostdev_xml, web1, web2
+from tests.unit.test_lifecycle import start
+from vgpu_libvirt import edits, pointing
 from vgpu_libvirt.claims import locks
 from vgpu_libvirt.cli import main as command_line
 from vgpu_libvirt.domain.read import parse_domain
@@ -240,6 +241,19 @@ def test_two_that_meet(
         except AssertionError as error:
             raise AssertionError(f"{where}: {etree.tostring(desk.domain.document)!r}") from error
     assert waited
+
+
+@pytest.mark.promise(8)
+def test_no_hook_waits_for_who_writes_a_definition(host: Host) -> None:
+    """So libvirt may be called while its lock is held."""
+    vf = host.gpu()[0]
+    host.set_policy(lock_timeout=0.01)
+    with edits.alone(host.config, WEB1):
+        start(host, vf)
+        host.end_domain("web1", 4001)
+        for operation in ("stopped", "release", "prepare", "start"):
+            assert host.hook(operation, web1(vf)) == (0, "", "")
+        assert "lock" not in host.daemon_hook().stderr
 
 
 def at_call(desk: Desk, number: int, act: Callable[[], None]) -> None:
