@@ -95,7 +95,7 @@ class Walk:
         try:
             member.domain.createWithFlags(0)
         except libvirt.libvirtError as error:
-            return str(error)
+            return str(error.get_error_message())
         finally:
             self.driver_lists()
         assert vf is not None
