@@ -77,13 +77,13 @@ def saved(state: str, definition: Definition, changes: Iterable[Edit]) -> Iterat
     Who may not write to our directory goes on without. Raises StoreError.
     """
     paths = []
-    for change in changes:
-        try:
-            paths.append(unfinished.save(state, change))
-        except StoreError as error:
-            if not unfinished.is_denied(error):
-                raise
     try:
+        for change in changes:
+            try:
+                paths.append(unfinished.save(state, change))
+            except StoreError as error:
+                if not unfinished.is_denied(error):
+                    raise
         yield
     except BaseException:
         _forget_if_known(definition, *paths)
