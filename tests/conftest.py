@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from tests.unit.host import Host
 
+COUNTS = "VGPU_LIBVIRT_COUNTS_DIR"  # where the counts of what was tried go, too
 _PASSED: dict[int, Counter[str]] = {}
 
 
@@ -63,7 +64,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    directory = os.environ.get("VGPU_LIBVIRT_COUNTS_DIR")
+    directory = os.environ.get(COUNTS)
     if directory and not hasattr(session.config, "workerinput"):
         Path(directory).mkdir(parents=True, exist_ok=True)
         text = json.dumps({f"P{number}": names for number, names in sorted(_PASSED.items())})

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from . import fs, libvirt_api, starting, trigger
 from .domain.read import parse_domain
 from .errors import RequestError, RightsError, VgpuError
+from .starting import Started
 
 if TYPE_CHECKING:
-    from .choosing import Place
     from .config import Config
     from .libvirt_api import Definition
 
@@ -23,9 +23,7 @@ PATIENCE = 20.0  # seconds for a sync to point the definition
 _PAUSE = 0.25
 
 
-def start(
-    config: Config, connection: Any, wanted: str, paused: bool
-) -> tuple[Definition, tuple[Place, ...]]:
+def start(config: Config, connection: Any, wanted: str, paused: bool) -> Started:
     """Start the domain WANTED where its definition points, once it points right.
 
     Raises VgpuError; RightsError where a sync is needed and can't be asked for, or none comes.
@@ -52,7 +50,7 @@ def start(
             raise _unanswered(definition) if trigger.is_set(config.paths) else hindrance
         time.sleep(_PAUSE)
     libvirt_api.create(definition, paused)
-    return definition, places
+    return Started(definition, places, ())
 
 
 def _ask(config: Config, definition: Definition) -> None:

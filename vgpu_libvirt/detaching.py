@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from . import libvirt_api, sides
+from . import edits, libvirt_api, sides
 from .claims import store
 from .domain import edit
 from .domain.read import parse_domain
@@ -18,6 +18,7 @@ from .errors import ClaimUnreadableError, KeptError, LibvirtError
 from .lifecycle import hotplug
 from .lifecycle.context import Context
 from .revert import Revert
+from .unfinished import Edit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,9 +45,14 @@ def detach(
     if live:
         notes = hotplug.track(context, parse_domain(live.document), alias)
         device, claim = _look_up(context, live, alias)
+    removals = [
+        Edit(side.uuid, alias, hostdev, None)
+        for side in both
+        if not side.is_live and (hostdev := edit.find_hostdev(side.document, alias))
+    ]
     left: list[str] = []
     try:
-        with Revert() as undo:
+        with edits.saved(config.paths.state, both[0], removals), Revert() as undo:
             for side in both:
                 if not side.is_live:
                     sides.remove(side, alias, undo, left)

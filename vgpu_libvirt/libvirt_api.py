@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """All that we ask of libvirt; the only module that imports it, and never part of a hook.
 
-Nobody calls this while holding one of our locks: libvirt holds a domain's lock while a hook runs.
+Nobody calls this while holding a lock that a hook may wait for, of the host or of a device: libvirt
+holds a domain's lock while a hook runs.
 """
 
 from __future__ import annotations

@@ -2,28 +2,32 @@
 """Points the hostdevs of definitions at devices that could serve them now, through libvirt.
 
 Only one hostdev at a time is changed, config only, and only if it is still as it was when the
-choice was made: what others edit meanwhile stays.
+choice was made: what others edit meanwhile stays. The next run makes what was left so.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import choosing, edits, libvirt_api, repoint
+from . import choosing, edits, libvirt_api, repoint, unfinished
 from .devices import numa
 from .domain import edit
 from .domain.model import NAMESPACE
 from .domain.read import parse_domain
-from .edits import Edit
-from .errors import DeviceError, DomainXmlError, LibvirtError, StoreError
+from .errors import DeviceError, DomainXmlError, LibvirtError, LockTimeoutError, StoreError
 from .repoint import Wanting
 from .survey import look
+from .unfinished import Edit
 
 if TYPE_CHECKING:
     from .config import Config
     from .domain.model import Domain
     from .repoint import Move
     from .survey import Survey
+
+# A definition's lock that is held for longer (seconds): somebody starts the domain just now.
+_BUSY = 2.0
+_MOST_ROUNDS = 3  # of one run, where others edit at the same time
 
 
 class Repointed(NamedTuple):
@@ -47,18 +51,43 @@ class Outcome(NamedTuple):
 def point(config: Config, connection: Any, dry_run: bool = False) -> Outcome:
     """Point all definitions that ask for a vGPU; with DRY_RUN only say what would be changed.
 
-    First finishes changes that were killed half-way. Raises LibvirtError.
+    First finishes changes that were killed half-way. What somebody changes meanwhile is looked at
+    again. Raises LibvirtError.
     """
-    state = config.paths.state
-    problems = [] if dry_run else edits.finish(state, connection)
+    done: list[Repointed] = []
+    notes = [] if dry_run else edits.finish(config, connection)
+    for _ in range(_MOST_ROUNDS):
+        round_ = _point(config, connection, dry_run)
+        done += round_.repointed
+        notes += round_.notes
+        if not round_.was_overtaken:
+            break
+    return Outcome(tuple(done), (*dict.fromkeys([*notes, *round_.problems]),), round_.seen)
+
+
+class _Round(NamedTuple):
+    repointed: list[Repointed]
+    notes: list[str]  # on what was changed
+    problems: list[str]
+    was_overtaken: bool  # whether a hostdev wasn't changed since somebody else was at its domain
+    seen: Survey | None = None
+
+
+def _point(config: Config, connection: Any, dry_run: bool) -> _Round:
+    found = _Round([], [], [], False)
     wanting: list[Wanting] = []
     others: list[Domain] = []
-    for definition in libvirt_api.definitions(connection):
+    definitions = libvirt_api.definitions(connection)
+    if not dry_run:
+        found.problems.extend(
+            unfinished.prune(config.paths.state, {each.uuid for each in definitions})
+        )
+    for definition in definitions:
         try:
             domain = parse_domain(definition.document)
             asks = bool(domain.requests) or _has_ours(definition.document)
         except DomainXmlError as error:
-            problems.append(f"{definition.label} can't be understood: {error}")
+            found.problems.append(f"{definition.label} can't be understood: {error}")
             continue
         if asks:
             wanting.append(Wanting(domain, _nodes(config, domain)))
@@ -67,14 +96,16 @@ def point(config: Config, connection: Any, dry_run: bool = False) -> Outcome:
     seen = look(config)
     host = seen.host._replace(pointed=choosing.pointed_by(others))
     plan = repoint.plan(wanting, config.policy.placement, host)
-    done = []
     for move in plan.moves:
         try:
-            if dry_run or _make(state, connection, move):
-                done.append(_told(move))
-        except (LibvirtError, StoreError, DomainXmlError) as error:
-            problems.append(str(error))
-    return Outcome(tuple(done), (*problems, *plan.problems), seen)
+            if dry_run or _make(config, connection, move, found.notes):
+                found.repointed.append(_told(move))
+            else:
+                found = found._replace(was_overtaken=True)
+        except (DomainXmlError, LibvirtError, LockTimeoutError, StoreError) as error:
+            found.problems.append(str(error))
+    found.problems.extend(plan.problems)
+    return found._replace(seen=seen)
 
 
 def _has_ours(document: str) -> bool:
@@ -82,23 +113,31 @@ def _has_ours(document: str) -> bool:
     return NAMESPACE in document and edit.metadata(document) is not None
 
 
-def _make(state: str, connection: Any, move: Move) -> bool:
-    """Make MOVE, unless somebody changed that hostdev or its request meanwhile."""
-    definition = libvirt_api.look_up(connection, move.domain.uuid)
-    if definition is None or not definition.is_persistent:
-        return False
-    now = parse_domain(definition.document)
-    asked = [request for request in now.requests if request.alias == move.alias]
-    if now.hostdev(move.alias) != move.domain.hostdev(move.alias):
-        return False
-    if asked != ([move.place.request] if move.place else []):
-        return False
-    before = edit.find_hostdev(definition.document, move.alias)
-    after = None
-    if move.place:
-        address = move.place.device.address
-        after = edit.repointed(before, address) if before else edit.hostdev(move.alias, address)
-    edits.apply(state, definition, Edit(definition.uuid, move.alias, before, after))
+def _make(config: Config, connection: Any, move: Move, notes: list[str]) -> bool:
+    """Make MOVE, unless somebody changed that hostdev or its request, or took its place, meanwhile.
+
+    Adds to NOTES what else is to be told.
+    """
+    with edits.alone(config, move.domain.uuid, _BUSY):
+        definition = libvirt_api.look_up(connection, move.domain.uuid)
+        if definition is None or not definition.is_persistent:
+            return False
+        now = parse_domain(definition.document)
+        asked = [request for request in now.requests if request.alias == move.alias]
+        if now.hostdev(move.alias) != move.domain.hostdev(move.alias):
+            return False
+        if asked != ([move.place.request] if move.place else []):
+            return False
+        before = edit.find_hostdev(definition.document, move.alias)
+        after = None
+        if move.place:
+            address = move.place.device.address
+            if any(hostdev.address == address for hostdev in now.hostdevs):
+                return False
+            after = edit.repointed(before, address) if before else edit.hostdev(move.alias, address)
+        change = Edit(definition.uuid, move.alias, before, after)
+        if note := edits.apply(config.paths.state, definition, change):
+            notes.append(note)
     return True
 
 

@@ -2,25 +2,27 @@
 """Starting a domain in one step: devices are chosen, reserved and pointed at, then it is created.
 
 libvirt copies a definition before the first hook of a start, so an address must be right by then.
-A reservation keeps the device for exactly this start. No lock is held while libvirt is called.
+A reservation keeps the device for exactly this start. No lock that a hook may wait for is held
+while libvirt is called; that of the definition is, from the choice to the end of the start, so that
+nobody points it elsewhere in between.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import choosing, edits, libvirt_api, trying
+from . import choosing, edits, libvirt_api, trying, unfinished
 from .claims import store
 from .claims.liveness import Answer, State
 from .domain import edit
 from .domain.match import Wanted
 from .domain.read import parse_domain
-from .edits import Edit
 from .errors import LibvirtError, RequestError, StoreError, VgpuError
 from .lifecycle.context import Context
 from .lifecycle.reserve import Wish, reserve, unreserve
 from .revert import Revert
 from .survey import look, nodes_of
+from .unfinished import Edit
 
 if TYPE_CHECKING:
     from .capacity import Host
@@ -41,30 +43,45 @@ def plan(config: Config, connection: Any, wanted: str) -> tuple[Definition, tupl
     return definition, choose(context, connection, parse_domain(definition.document))
 
 
-def start(
-    config: Config, connection: Any, wanted: str, paused: bool
-) -> tuple[Definition, tuple[Place, ...]]:
+class Started(NamedTuple):
+    """A domain that runs, its vGPUs' devices, and sentences on what else became of its hostdevs."""
+
+    definition: Definition
+    places: tuple[Place, ...]
+    notes: tuple[str, ...]
+
+
+def start(config: Config, connection: Any, wanted: str, paused: bool) -> Started:
     """Start the domain WANTED, each vGPU on a device that can serve it now.
 
     Where a device refuses, others are tried. Raises VgpuError; then nothing is left reserved.
     """
     definition = libvirt_api.find(connection, wanted)
     _check(definition)
-    if left := edits.finish(config.paths.state, connection, definition.uuid):
+    try:
+        with edits.alone(config, definition.uuid):
+            return _start_alone(config, connection, definition.uuid, paused)
+    except StoreError as error:
+        raise _who_may(error, config) from error
+
+
+def _start_alone(config: Config, connection: Any, uuid: str, paused: bool) -> Started:
+    if left := edits.finish_alone(config, connection, uuid):
         raise LibvirtError(left[0])
     refused: dict[str, None] = {}  # devices, in the order in which they were tried
     failure: VgpuError | None = None
+    notes: list[str] = []
     for _ in range(trying.MOST_TRIES):
-        definition, context = startable(config, connection, definition.uuid)
+        definition, context = startable(config, connection, uuid)
         try:
             domain = parse_domain(definition.document)
             places = choose(context, connection, domain, frozenset(refused))
         except RequestError as error:
             raise trying.with_tried(failure or error, refused) from error
         try:
-            claims = _start(context, connection, definition, places, paused)
-        except StoreError as error:
-            raise _who_may(error, config) from error
+            claims = _start(context, connection, definition, places, paused, notes)
+        except StoreError:
+            raise
         except VgpuError as error:
             failure = error
             named = [
@@ -75,7 +92,7 @@ def start(
             refused |= dict.fromkeys(named)
         else:
             _check_taken(config, definition, claims)
-            return definition, places
+            return Started(definition, places, tuple(notes))
     assert failure is not None
     raise trying.with_tried(failure, refused) from failure
 
@@ -152,8 +169,12 @@ def _start(
     definition: Definition,
     places: tuple[Place, ...],
     paused: bool,
+    notes: list[str],
 ) -> tuple[Claim, ...]:
-    """Reserve, re-point and create; on failure nothing stays reserved. Return what was."""
+    """Reserve, re-point and create; on failure nothing stays reserved. Return what was.
+
+    Adds to NOTES what re-pointing changed besides.
+    """
     config = context.config
     domain = parse_domain(definition.document)
     wishes = [
@@ -171,7 +192,9 @@ def _start(
             undo.add(give_up)
             for place in places:
                 if place.moves:
-                    edits.apply(config.paths.state, definition, _edit(definition, place))
+                    change = _edit(definition, place)
+                    note = edits.apply(config.paths.state, definition, change)
+                    notes += [note] if note else []
             libvirt_api.create(definition, paused)
     except LibvirtError as error:
         raise LibvirtError("; ".join([str(error), *left])) from error
@@ -205,7 +228,7 @@ def _edit(definition: Definition, place: Place) -> Edit:
 
 
 def _who_may(error: StoreError, config: Config) -> StoreError:
-    if not isinstance(error.__cause__, PermissionError):
+    if not unfinished.is_denied(error):
         return error
     return StoreError(
         f"only root may reserve devices in {config.paths.state}; run 'virt-vgpu start' with sudo, "

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.conftest import COUNTS
 from tests.faults.driver import running, unmount_orphans
 from tests.faults.world import World
 
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tests.faults.driver import Client
-
-COUNTS = "VGPU_LIBVIRT_COUNTS_DIR"
 
 
 def _reason_to_skip() -> str | None:

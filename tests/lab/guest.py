@@ -142,6 +142,16 @@ def define(name: str, vf: str | None = None, **more: Any) -> str:
     return name
 
 
+def define_request(name: str, **more: Any) -> str:
+    """Define a domain with the request in its metadata, and no hostdev; return its name."""
+    document = domain_xml(name, VF1, **more)
+    begin, end = document.index("<hostdev"), document.index("</hostdev>") + len("</hostdev>")
+    path = Path("/tmp") / f"{name}.xml"
+    path.write_text(document[:begin] + document[end:])
+    virsh("define", str(path))
+    return name
+
+
 def start(name: str, vf: str | None = None, **more: Any) -> str:
     """Define and start a domain; return its name."""
     define(name, vf, **more)

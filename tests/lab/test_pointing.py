@@ -12,7 +12,7 @@ from tests.lab.guest import (
     PROFILE_ID,
     VF1,
     define,
-    domain_xml,
+    define_request,
     holds,
     is_running,
     refused,
@@ -32,15 +32,6 @@ libvirt_api.attach = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 sys.argv[1:] = ["sync"]
 main()
 """
-
-
-def define_request(name: str) -> None:
-    """A domain with the request in its metadata, and no hostdev."""
-    document = domain_xml(name, VF1)
-    begin, end = document.index("<hostdev"), document.index("</hostdev>") + len("</hostdev>")
-    path = Path("/tmp") / f"{name}.xml"
-    path.write_text(document[:begin] + document[end:])
-    virsh("define", str(path))
 
 
 def where(name: str) -> str:

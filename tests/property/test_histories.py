@@ -31,7 +31,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.faults.conftest import COUNTS
+from tests.conftest import COUNTS
 from tests.faults.kill import Action, Child, Operation
 from tests.faults.world import Guest, World
 from tests.unit.host import domain_xml

@@ -34,6 +34,16 @@ def source(hostdev: etree._Element) -> tuple[object, ...]:
     return hostdev.get("type"), PciAddress.from_xml({str(k): str(v) for k, v in address.items()})
 
 
+def alias(device: etree._Element) -> str | None:
+    found = device.find("alias")
+    return None if found is None else found.get("name")
+
+
+def guest_address(device: etree._Element) -> tuple[object, ...] | None:
+    found = device.find("address[@type='pci']")
+    return None if found is None else tuple(sorted(found.items()))
+
+
 class Domain:
     """A virDomain."""
 
@@ -145,11 +155,18 @@ class Domain:
         device = etree.fromstring(text)
         devices = document.find("devices")
         assert devices is not None
-        if any(source(device) == source(other) for other in devices.findall("hostdev")):
+        if not (name := alias(device) or "").startswith("ua-"):
+            for element in device.findall("alias"):
+                device.remove(element)
+        elif name in map(alias, devices):
+            raise error(
+                libvirt.VIR_ERR_CONFIG_UNSUPPORTED,
+                f"unsupported configuration: non unique alias detected: {name}",
+            )
+        if device.tag == "hostdev" and source(device) in map(source, devices.findall("hostdev")):
             raise error(libvirt.VIR_ERR_OPERATION_INVALID, "device is already in the domain")
-        alias = device.find("alias")
-        if alias is not None and not alias.get("name", "").startswith("ua-"):
-            device.remove(alias)
+        if (place := guest_address(device)) and place in map(guest_address, devices):
+            raise error(libvirt.VIR_ERR_XML_ERROR, "Attempted double use of PCI Address")
         devices.append(device)
         self._tell(document)
         return 0

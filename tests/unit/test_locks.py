@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import signal
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.unit.host import WEB1, WEB2
 from tests.unit.support import child, directory_for_all, nobody
 from vgpu_libvirt.claims import locks
 from vgpu_libvirt.errors import LockTimeoutError, StoreError
@@ -149,6 +151,55 @@ def test_a_program_that_the_holder_starts_does_not_inherit_the_lock(state: str) 
     assert free(Path(state) / "locks" / FIRST)
     assert free(Path(state) / "lock")
     started.communicate(b"\n")
+
+
+# --- definitions ---
+
+
+def test_a_definitions_lock_is_beside_the_others(state: str) -> None:
+    path = Path(state) / "edits" / f"{WEB1}.lock"
+    with (
+        locks.definition(state, WEB1, soon()),
+        locks.definition(state, WEB2, soon()),
+        locks.devices(state, [FIRST], soon()),
+        locks.host(state, soon()),
+    ):
+        assert not free(path)
+    assert free(path)
+    assert locks.definitions(state) == [WEB1, WEB2]
+
+
+def test_two_never_hold_a_definitions_lock(state: str) -> None:
+    with (
+        locks.definition(state, WEB1, soon()),
+        pytest.raises(LockTimeoutError, match=rf"edits/{WEB1}.lock is held by somebody else"),
+        locks.definition(state, WEB1, soon(0.1)),
+    ):
+        pass
+
+
+def test_the_lock_of_a_definition_that_is_gone_goes_unless_somebody_holds_it(state: str) -> None:
+    with locks.definition(state, WEB1, soon()):
+        locks.forget_definition(state, WEB1)
+        assert locks.definitions(state) == [WEB1]
+    locks.forget_definition(state, WEB1)
+    assert locks.definitions(state) == []
+
+
+def test_who_waited_for_a_lock_that_was_removed_takes_the_one_that_others_take(
+    state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Path(state) / "edits" / f"{WEB1}.lock"
+    with contextlib.ExitStack() as other:
+        other.enter_context(locks.definition(state, WEB1, soon()))
+
+        def meanwhile(_seconds: float) -> None:
+            path.unlink()
+            other.close()
+
+        monkeypatch.setattr(locks.time, "sleep", meanwhile)
+        with locks.definition(state, WEB1, soon(30)):
+            assert not free(path)
 
 
 TWO_AT_ONCE = """

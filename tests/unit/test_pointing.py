@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,10 +12,12 @@ from lxml import etree
 from tests.unit.fake_libvirt import Connection, Domain
 from tests.unit.host import WEB1, WEB2, domain_xml, hostdev_xml, web1, web2
 from tests.unit.test_lifecycle import start
-from vgpu_libvirt import edits, libvirt_api, pointing
+from vgpu_libvirt import edits, libvirt_api, pointing, unfinished
+from vgpu_libvirt.address import PciAddress
+from vgpu_libvirt.claims import locks
 from vgpu_libvirt.domain import edit
-from vgpu_libvirt.edits import Edit
 from vgpu_libvirt.errors import LibvirtError
+from vgpu_libvirt.unfinished import Edit
 
 if TYPE_CHECKING:
     from tests.unit.host import Host
@@ -237,3 +240,75 @@ def test_what_somebody_changed_meanwhile_stays(host: Host) -> None:
     assert pointing.point(host.config, connection).repointed == ()
     assert where(domain) == third
     assert second
+
+
+def test_nothing_piles_up_for_domains_that_are_gone(host: Host) -> None:
+    first, *_ = host.gpu()
+    start(host, first)
+    web2, web3 = asking("web2", WEB2, first), asking("web3", WEB3, first)
+    point(host, web2, web3)
+    edits_of = host.state / "edits"
+    assert sorted(path.name for path in edits_of.glob("*")) == [
+        ".new",
+        f"{WEB2}.lock",
+        f"{WEB3}.lock",
+    ]
+    # killed while it saved, and after it did
+    host.write(edits_of / ".new" / f"{WEB3}.ua-vgpu0.json", "{")
+    change = Edit(WEB3, "ua-vgpu0", None, "<hostdev/>")
+    unfinished.save(host.paths.state, change._replace(alias="ua-vgpu1"))
+    assert point(host, web2).problems == ()
+    assert [path.name for path in edits_of.rglob("*")] == [".new", f"{WEB2}.lock"]
+
+
+@pytest.mark.promise(9)
+def test_a_dry_run_removes_nothing_either(host: Host) -> None:
+    host.gpu()
+    host.write(host.state / "edits" / f"{WEB3}.lock", "")
+    before = host.tree()
+    point(host, asking("web1", WEB1), dry_run=True)
+    assert host.tree() == before
+
+
+def test_a_definition_that_somebody_holds_is_left_and_the_others_are_pointed(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, *_ = host.gpu()
+    monkeypatch.setattr(pointing, "_BUSY", 0.1)
+    web1, web2 = asking("web1", WEB1), asking("web2", WEB2)
+    with locks.definition(host.paths.state, WEB1, time.monotonic()):
+        outcome = point(host, web1, web2)
+    assert [move.domain_uuid for move in outcome.repointed] == [WEB2]
+    assert any(f"{WEB1}.lock is held by somebody else" in each for each in outcome.problems)
+    assert {point(host, web1, web2).repointed[0].goes} <= {first, second}
+
+
+def test_one_unfinished_change_that_cannot_be_finished_costs_no_other(host: Host) -> None:
+    first, second, *_ = host.gpu()
+    broken = host.write(host.state / "edits" / f"{WEB1}.ua-a.json", "{")
+    domain = asking("web1", WEB1)
+    hostdev = edit.hostdev("ua-vgpu0", PciAddress.parse(second))
+    unfinished.save(host.paths.state, Edit(WEB1, "ua-vgpu0", hostdev, hostdev))
+    (problem,) = point(host, domain).problems
+    assert problem.startswith(f"the unfinished change {broken} stays: it can't be understood")
+    assert where(domain) == second, "and not a new one"
+    assert first
+
+
+def test_what_was_overtaken_is_looked_at_again_by_the_same_run(host: Host) -> None:
+    first, second, third, *_ = host.gpu()
+    start(host, first)
+    domain = asking("web2", WEB2, first)
+    connection = Connection(domain)
+    lookup = connection.lookupByUUIDString
+    both = {"ua-vgpu0": "NVIDIA L40S-8Q", "ua-vgpu1": "NVIDIA L40S-8Q"}
+    attached = domain_xml("web2", WEB2, both, {"ua-vgpu0": first, "ua-vgpu1": second}, number=None)
+
+    def changed(uuid: str) -> Domain:
+        connection.lookupByUUIDString = lookup  # type: ignore[method-assign]
+        domain.document = etree.fromstring(attached)
+        return lookup(uuid)
+
+    connection.lookupByUUIDString = changed  # type: ignore[method-assign]
+    assert [move.goes for move in pointing.point(host.config, connection).repointed] == [third]
+    assert (where(domain), where(domain, "ua-vgpu1")) == (third, second)

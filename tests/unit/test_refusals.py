@@ -95,8 +95,8 @@ def test_managed(refused: Refused) -> None:
 def test_no_hostdev_with_the_alias(refused: Refused) -> None:
     refused.says(
         "domain 'web1' asks for a vGPU at 'ua-vgpu0', but has no hostdev with that alias (its "
-        "hostdevs' aliases: ua-other); add one, or run 'virt-vgpu detach' and 'virt-vgpu attach', "
-        "which write both",
+        "hostdevs' aliases: ua-other); run 'virt-vgpu sync', which "
+        "adds one, or says why there is no device for it",
         domain_xml(requests={"ua-vgpu0": "L40S-8Q"}, hostdevs={"ua-other": "0000:00:1f.3"}),
     )
 

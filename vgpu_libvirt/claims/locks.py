@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""The host lock and the device locks: flock(2) on files that are never removed.
+"""The host lock, the device locks and the definition locks: flock(2) on files.
 
 Order: device locks first, by ascending name, then the host lock; nobody waits for a device lock
 while holding the host lock. The host lock covers decisions and claim files, never a driver write,
 a pause or a call to libvirt. Whoever writes to a device holds its lock from the decision to the
 last read-back: without it a late release checks, stands still, and clears the next owner's device.
+Their files are never removed.
+
+A definition's lock is another matter: it keeps apart those of us who write one domain's definition,
+which is done by calls to libvirt. They may be made while it is held, since no hook ever takes it,
+so nothing that libvirt waits for waits for it. It is taken before all others.
 
 This is our own flock, not the filelock library's: it costs the hook 58 ms less, and some of that
 library's releases unlink the file on release, after which two processes can hold "the" lock.
@@ -24,6 +29,7 @@ from ..errors import LockTimeoutError, StoreError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+_LOCK = ".lock"
 _PAUSE = 0.01  # seconds between two tries for a lock that somebody holds
 
 
@@ -47,7 +53,55 @@ def devices(state: str, names: Iterable[str], deadline: float) -> Iterator[None]
 
 
 @contextlib.contextmanager
-def _held(path: str, deadline: float) -> Iterator[None]:
+def definition(state: str, uuid: str, deadline: float) -> Iterator[None]:
+    """Hold the lock of the definition of the domain with UUID. Raises as `host` does."""
+    path = _definition(state, uuid)
+    while True:
+        with _held(path, deadline) as fd:
+            # Not if it was removed while we waited: the next to come would lock another file.
+            if _is_at(fd, path):
+                yield
+                return
+
+
+def forget_definition(state: str, uuid: str) -> None:
+    """Remove the lock of the definition of a domain that is gone, unless somebody holds it.
+
+    Raises StoreError.
+    """
+    path = _definition(state, uuid)
+    with contextlib.suppress(LockTimeoutError), definition(state, uuid, time.monotonic()):
+        try:
+            os.unlink(path)
+        except OSError as error:
+            raise StoreError(f"the lock {path} can't be removed: {fs.reason(error)}") from error
+
+
+def definitions(state: str) -> list[str]:
+    """The UUIDs of all domains whose definitions have a lock. Raises StoreError."""
+    directory = os.path.dirname(_definition(state, ""))
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise StoreError(f"the locks in {directory} can't be seen: {fs.reason(error)}") from error
+    return sorted(name.removesuffix(_LOCK) for name in names if name.endswith(_LOCK))
+
+
+def _definition(state: str, uuid: str) -> str:
+    return f"{state}/edits/{uuid}{_LOCK}"
+
+
+def _is_at(fd: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def _held(path: str, deadline: float) -> Iterator[int]:
     try:
         fs.make_directory(os.path.dirname(path))
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -61,7 +115,7 @@ def _held(path: str, deadline: float) -> Iterator[None]:
                     "with 'fuser' who that is"
                 )
             time.sleep(_PAUSE)
-        yield
+        yield fd
     finally:
         os.close(fd)
 

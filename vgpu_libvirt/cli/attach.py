@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .. import attaching, config, libvirt_api, sides, trigger
+from .. import attaching, config, edits, libvirt_api, sides, trigger
 from ..address import PciAddress
 from ..claims import store
 from ..domain import edit
@@ -70,8 +70,12 @@ def attach(
     --config is for its next start.
     """
     settings = config.load()
-    with libvirt_api.connect(settings.uri) as connection:
-        both = sides.of(libvirt_api.find(connection, domain), live, persistent)
+    is_read = dry_run or (live and not persistent)  # the definition, and not written
+    with (
+        libvirt_api.connect(settings.uri) as connection,
+        edits.opened(settings, connection, domain, is_read) as definition,
+    ):
+        both = sides.of(definition, live, persistent)
         for side in both:
             sides.parsed(side)
         request = _request(_new_alias(settings, both, alias), profile, wishes)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .. import config, detaching, libvirt_api, sides, trigger
+from .. import config, detaching, edits, libvirt_api, sides, trigger
 from ..claims import store
 from ..devices import vendor_vfio
 from ..domain import edit
@@ -52,8 +52,12 @@ def detach(
     device back once it has; --config is for its next start.
     """
     settings = config.load()
-    with libvirt_api.connect(settings.uri) as connection:
-        both = sides.of(libvirt_api.find(connection, domain), live, persistent)
+    is_read = dry_run or (live and not persistent)  # the definition, and not written
+    with (
+        libvirt_api.connect(settings.uri) as connection,
+        edits.opened(settings, connection, domain, is_read) as definition,
+    ):
+        both = sides.of(definition, live, persistent)
         name = alias or _only(settings, both)
         _check(settings, both, name)
         if dry_run:

@@ -14,11 +14,11 @@ from .. import config, edits, libvirt_api, placement, starting
 from ..devices import vendor_vfio
 from ..domain import edit, fix
 from ..domain.read import parse_domain
-from ..edits import Edit
 from ..errors import DeviceError, LibvirtError, RequestError, VgpuError
 from ..lifecycle.context import Context
 from ..revert import Revert
 from ..survey import look
+from ..unfinished import Edit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,8 +44,10 @@ def fix_xml(domain: str, profile: str | None, dry_run: bool) -> None:
     may run, and goes on as it is until its next start.
     """
     settings = config.load()
-    with libvirt_api.connect(settings.uri) as connection:
-        definition = libvirt_api.find(connection, domain)
+    with (
+        libvirt_api.connect(settings.uri) as connection,
+        edits.opened(settings, connection, domain, dry_run) as definition,
+    ):
         if not definition.is_persistent:
             raise LibvirtError(
                 f"{definition.label} is transient and has no definition to correct; mend the XML "
@@ -54,7 +56,8 @@ def fix_xml(domain: str, profile: str | None, dry_run: bool) -> None:
         fixed = _fix(settings, connection, definition, profile)
         _show(definition, fixed, dry_run)
         if not dry_run:
-            _write(settings, definition, fixed)
+            for note in _write(settings, definition, fixed):
+                click.echo(f"{note}.")
     if fixed.remains:
         raise _not_clear(definition, fixed)
 
@@ -137,28 +140,33 @@ def _show(definition: Definition, fixed: Fix, dry_run: bool) -> None:
         click.echo("\n".join(lines))
 
 
-def _write(config: Config, definition: Definition, fixed: Fix) -> None:
-    """Write it all, or put back what was written."""
+def _write(config: Config, definition: Definition, fixed: Fix) -> list[str]:
+    """Write it all, or put back what was written; return what else became of hostdevs."""
     state, uuid = config.paths.state, definition.uuid
     before = edit.metadata(definition.document)
     left: list[str] = []
+    notes: list[str] = []
 
-    def put_back(act: Callable[[], None]) -> None:
+    def put_back(act: Callable[[], object]) -> None:
         try:
             act()
         except VgpuError as error:
             left.append(f"and what was written can't be undone: {error}")
 
+    changes = [Edit(uuid, *change) for change in fixed.changes]
     try:
-        with Revert() as undo:
+        with edits.saved(state, definition, changes), Revert() as undo:
             if fixed.metadata != before:
                 libvirt_api.set_metadata(definition, fixed.metadata)
                 undo.add(partial(put_back, lambda: libvirt_api.set_metadata(definition, before)))
-            for alias, old, new in fixed.changes:
-                edits.apply(state, definition, Edit(uuid, alias, old, new))
-                back = partial(edits.apply, state, definition, Edit(uuid, alias, new, old))
+            for change in changes:
+                note = edits.apply(state, definition, change, must_save=False)
+                notes += [note] if note else []
+                reverse = change._replace(before=change.after, after=change.before)
+                back = partial(edits.apply, state, definition, reverse, must_save=False)
                 undo.add(partial(put_back, back))
             for namespace in fixed.stale:  # last: until here it is all still there
                 libvirt_api.remove_metadata(definition, namespace)
     except VgpuError as error:
         raise LibvirtError("; ".join([str(error), *left])) from error
+    return notes

@@ -34,9 +34,11 @@ def start(domain: str, paused: bool, dry_run: bool) -> None:
             return
         # Who may not reserve devices has the system's sync find them.
         way = starting if rights.is_root(settings.paths) else by_sync
-        definition, places = way.start(settings, connection, domain, paused)
+        definition, places, notes = way.start(settings, connection, domain, paused)
     state = "is started, and paused" if paused else "runs"
     click.echo(f"{definition.label} {state}, with {_named(places)}.")
+    for note in notes:
+        click.echo(f"{note}.")
 
 
 def _named(places: tuple[Place, ...]) -> str:

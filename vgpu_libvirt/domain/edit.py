@@ -92,6 +92,14 @@ def repointed(hostdev: str, address: PciAddress) -> str:
     return text(root)
 
 
+def without_guest_address(hostdev: str) -> str:
+    """HOSTDEV with no address in the guest, for libvirt to find it one."""
+    root = parse(hostdev)
+    for address in root.findall("address"):
+        root.remove(address)
+    return text(root)
+
+
 def find_hostdev(document: str, alias: str) -> str | None:
     """The hostdev with ALIAS in a domain's XML, whole, as libvirt wants it to detach it."""
     for element in parse(document).iterfind("devices/hostdev"):

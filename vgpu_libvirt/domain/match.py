@@ -61,8 +61,8 @@ def _address(domain: Domain, request: Request) -> PciAddress:
         known = sorted(other.alias for other in domain.hostdevs if other.alias)
         raise RequestError(
             f"domain '{domain.name}' asks for a vGPU at '{request.alias}', but has no hostdev with "
-            f"that alias (its hostdevs' aliases: {', '.join(known) or 'none'}); add one, or run "
-            f"'virt-vgpu detach' and 'virt-vgpu attach', which write both"
+            f"that alias (its hostdevs' aliases: {', '.join(known) or 'none'}); run "
+            "'virt-vgpu sync', which adds one, or says why there is no device for it"
         )
     where = f"the hostdev '{request.alias}' of domain '{domain.name}'"
     if hostdev.kind != "pci":
