@@ -151,6 +151,19 @@ def test_a_new_hook_replaces_the_old_one_that_nobody_changed(root: Path) -> None
     assert executables(root) == OURS
 
 
+def test_there_is_never_a_second_file_that_libvirt_would_run(root: Path, tmp_path: Path) -> None:
+    """Looked at before each move, when what is moved is complete."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/mv").write_text(
+        f"#!/bin/sh\nls -A {root}/etc/libvirt/hooks/*.d | grep -v : >>{tmp_path}/seen\n"
+        'exec /bin/mv "$@"\n'
+    )
+    (tmp_path / "bin/mv").chmod(0o755)
+    environment = {**ENVIRONMENT, "PATH": f"{tmp_path}/bin:{ENVIRONMENT['PATH']}"}
+    assert run("sh", lib(root) / "activate", root, env=environment).returncode == 0
+    assert set((tmp_path / "seen").read_text().split()) == {"50-vgpu-libvirt"}
+
+
 def test_removing_takes_the_hooks_and_leaves_what_others_have(root: Path) -> None:
     other = root / "etc/libvirt/hooks/qemu.d/10-other"
     other.write_text("#!/bin/sh\n")
@@ -166,6 +179,12 @@ def test_removing_takes_the_hooks_and_leaves_what_others_have(root: Path) -> Non
     assert not hook(root, "daemon").parent.exists()
     assert claim.exists()
     assert (lib(root) / "live/vgpu_libvirt/hook.py").exists(), "a hook may still run"
+
+
+def test_a_removal_that_is_called_off_brings_the_hooks_back(root: Path) -> None:
+    activate(root, "--remove")
+    assert activate(root).stdout == ""
+    assert executables(root) == OURS
 
 
 def test_removing_without_claims_says_nothing(root: Path) -> None:
@@ -184,6 +203,8 @@ def test_removing_keeps_a_changed_hook_where_libvirt_runs_nothing(root: Path) ->
 
 def test_a_root_shell_with_a_private_umask_installs_what_others_can_run(tmp_path: Path) -> None:
     done = run("sh", REPOSITORY / "packaging/install", tmp_path / "root", umask=0o077)
+    assert done.returncode == 0, done.stdout
+    done = run("sh", lib(tmp_path / "root") / "activate", tmp_path / "root", umask=0o077)
     assert done.returncode == 0, done.stdout
     for path in (tmp_path / "root").rglob("*"):
         assert path.is_symlink() or path.stat().st_mode & 0o044 == 0o044, path
