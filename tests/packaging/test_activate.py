@@ -172,7 +172,7 @@ def test_removing_takes_the_hooks_and_leaves_what_others_have(root: Path) -> Non
     claim.write_text("{}")
     done = activate(root, "--remove")
     assert done.returncode == 0
-    assert "1 claims stay in" in done.stdout
+    assert f"the claims in {claim.parent} stay" in done.stdout
     assert "nothing gives these back now when the domains end" in done.stdout
     assert other.exists()
     assert not hook(root).exists()
@@ -208,6 +208,20 @@ def test_a_root_shell_with_a_private_umask_installs_what_others_can_run(tmp_path
     assert done.returncode == 0, done.stdout
     for path in (tmp_path / "root").rglob("*"):
         assert path.is_symlink() or path.stat().st_mode & 0o044 == 0o044, path
+
+
+def test_another_default_python_gets_its_compiled_code(root: Path) -> None:
+    script = root / "rtupdate"
+    text = (REPOSITORY / "packaging/debian/rtupdate").read_text()
+    script.write_text(text.replace("/usr/lib/vgpu", f"{root}/usr/lib/vgpu"))
+    compiled = lib(root) / "live/vgpu_libvirt/__pycache__"
+    for event, is_due in (("pre-rtupdate", False), ("rtupdate", True)):
+        shutil.rmtree(compiled)
+        assert run("sh", script, event, "python3.9", "python3.99").returncode == 0
+        assert compiled.exists() == is_due
+        compiled.mkdir(exist_ok=True)
+    shutil.rmtree(lib(root))
+    assert run("sh", script, "rtupdate", "python3.9", "python3.99").returncode == 0
 
 
 @pytest.mark.parametrize("kind", ["qemu", "daemon"])
