@@ -19,7 +19,6 @@ DEFAULT_FILE = "/etc/vgpu-libvirt/config.toml"
 BIN = "/usr/bin"  # AppArmor lets hooks execute nothing in /usr/local
 UNITS = "/etc/systemd/system"
 TMPFILES = "/etc/tmpfiles.d"
-SYSTEMD = "/run/systemd/system"  # there where systemd runs
 _QUOTES = str.maketrans("", "", "\"'")
 
 

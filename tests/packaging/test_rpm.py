@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from tests.packaging.conftest import run
-from tests.packaging.test_deb import PROGRAMS, modules, pages, units
+from tests.packaging.test_deb import PROGRAMS, installed_units, modules, pages, units
 
 ELSEWHERE = {"runtime.d", "doc", "lintian"}  # Debian's own
 
@@ -58,9 +58,10 @@ def test_its_scripts_are_shell_and_name_the_units(rpm: Path) -> None:
         done = run("shellcheck", "--shell=sh", "--exclude=SC2043", "-", input=text)
         assert (done.returncode, done.stdout) == (0, "")
         assert "@" not in text
-    assert "systemctl preset vgpu-libvirt-sync.service vgpu-libvirt-sync.timer" in " ".join(
-        scripts["posttrans"].split()
-    )
+    (preset,) = re.findall(r"systemctl preset (.+) >", scripts["posttrans"])
+    assert preset.split() == sorted(installed_units())
+    (started,) = re.findall(r"for unit in (.+); do", scripts["posttrans"])
+    assert started.split() == [n for n in preset.split() if not n.endswith(".service")]
 
 
 def test_hooks_become_live_when_no_older_file_is_left_and_go_only_with_the_last_version(

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import venv
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,8 +23,6 @@ from vgpu_libvirt.errors import InstallError
 from vgpu_libvirt.installing import MARK, Found, Program
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from click.testing import Result
 
     from tests.unit.host import Host
@@ -276,6 +275,60 @@ def test_libvirt_is_told_only_of_a_first_hook_for_qemu(
     hook.write_text(f"#!/bin/sh\n{MARK}\n")
     assert "was written" in runner.invoke(main, ["install-hooks"]).output
     assert told == [host.paths]
+
+
+@pytest.fixture
+def systemd(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A host below one directory, on which systemd runs; where its commands note their calls."""
+    calls = tmp_path / "calls"
+    for name in ("systemctl", "systemd-tmpfiles"):
+        command = host.write(tmp_path / f"fake/{name}", f'#!/bin/sh\necho "{name} $*" >>{calls}\n')
+        command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/fake:{os.environ['PATH']}")
+    monkeypatch.setattr(installing, "unsafe_part", lambda _: None)
+    monkeypatch.setattr(installing, "BIN", str(tmp_path / "bin"))
+    for module in (installing, config):
+        monkeypatch.setattr(module, "UNITS", str(tmp_path / "units"))
+    monkeypatch.setattr(installing, "_TMPFILES", str(tmp_path / "tmpfiles/vgpu-libvirt.conf"))
+    Path(host.paths.systemd).mkdir(parents=True)
+    return calls
+
+
+def on_the_host(host: Host, *arguments: str) -> Result:
+    environment = {**host.environment, "PATH": os.environ["PATH"]}
+    return CliRunner(env=environment).invoke(main, arguments, prog_name="virt-vgpu")
+
+
+def test_units_are_enabled_and_disabled_where_systemd_runs(host: Host, systemd: Path) -> None:
+    assert on_the_host(host, "install-hooks", "--units").exit_code == 0
+    directory = REPOSITORY / "packaging/systemd"
+    wanted = sorted(p.name for p in directory.iterdir() if "[Install]" in p.read_text().split())
+    later = [name for name in wanted if name.endswith(".service")]
+    assert systemd.read_text().splitlines() == [
+        "systemd-tmpfiles --create vgpu-libvirt.conf",
+        "systemctl --quiet daemon-reload",
+        f"systemctl --quiet enable {' '.join(later)}",
+        f"systemctl --quiet enable --now {' '.join(n for n in wanted if n not in later)}",
+    ]
+    systemd.unlink()
+    assert on_the_host(host, "uninstall-hooks").exit_code == 0
+    units = " ".join(sorted(path.name for path in directory.iterdir()))
+    assert systemd.read_text() == f"systemctl --quiet disable --now {units}\n"
+
+
+def test_a_systemctl_that_fails_is_a_sentence(host: Host, systemd: Path, tmp_path: Path) -> None:
+    (tmp_path / "fake/systemctl").write_text("#!/bin/sh\necho 'no\nbus' >&2\nexit 1\n")
+    result = on_the_host(host, "install-hooks", "--units")
+    assert result.exit_code == 1
+    assert "error: 'systemctl --quiet daemon-reload' failed: no bus\n" in result.output
+
+
+def test_where_systemd_does_not_run_nothing_is_enabled(host: Host, systemd: Path) -> None:
+    Path(host.paths.systemd).rmdir()
+    result = on_the_host(host, "install-hooks", "--units")
+    assert result.output.endswith("systemd doesn't run here; nothing was enabled.\n")
+    assert on_the_host(host, "uninstall-hooks").exit_code == 0
+    assert not systemd.exists()
 
 
 def test_it_refuses_what_is_unsafe_only_on_the_host_itself(

@@ -15,6 +15,7 @@ from ..errors import InstallError, StoreError
 from ..installing import Found, Program
 
 if TYPE_CHECKING:
+    from ..config import Paths
     from ..installing import File
 
 root_option = click.option(
@@ -28,7 +29,7 @@ dry_run_option = click.option("--dry-run", is_flag=True, help="Only say what wou
 
 
 @click.command("install-hooks", short_help="Make libvirt run the hooks of a pip installation.")
-@click.option("--units", is_flag=True, help="Also systemd's units, which run 'sync'; enabled.")
+@click.option("--units", is_flag=True, help="Also systemd's units, which run 'sync'.")
 @root_option
 @dry_run_option
 def install_hooks(units: bool, root: str, dry_run: bool) -> None:
@@ -61,7 +62,7 @@ def install_hooks(units: bool, root: str, dry_run: bool) -> None:
         for sentence in installing.tell_libvirt(paths):
             click.echo(sentence)
     if units:
-        _enable([file for file in files if os.path.dirname(file.path) == config.UNITS])
+        _enable(paths, [file for file in files if os.path.dirname(file.path) == config.UNITS])
 
 
 @click.command("uninstall-hooks", short_help="Take away what 'install-hooks' installed.")
@@ -80,7 +81,7 @@ def uninstall_hooks(force: bool, root: str, dry_run: bool) -> None:
         _check_claims(f"{base}{paths.state}")
     ours, foreign = installing.installed(paths, base)
     if not dry_run and not base:
-        _disable([os.path.basename(path) for path in ours if os.path.dirname(path) == config.UNITS])
+        _disable(paths, [path for path in ours if os.path.dirname(path) == config.UNITS])
     for path in ours:
         if not dry_run:
             installing.remove(path)
@@ -105,24 +106,28 @@ def _check_claims(state: str) -> None:
         )
 
 
-def _enable(units: list[File]) -> None:
-    if not os.path.isdir(config.SYSTEMD):
+def _enable(paths: Paths, units: list[File]) -> None:
+    if not os.path.isdir(paths.systemd):
         click.echo("systemd doesn't run here; nothing was enabled.")
         return
     wanted = [os.path.basename(unit.path) for unit in units if "[Install]" in unit.text.split()]
     later = [name for name in wanted if name.endswith(".service")]  # at boot, or by the others
+    _call("systemd-tmpfiles", "--create", "vgpu-libvirt.conf")
     _systemctl("daemon-reload")
     _systemctl("enable", *later)
     _systemctl("enable", "--now", *(name for name in wanted if name not in later))
 
 
-def _disable(units: list[str]) -> None:
-    if units and os.path.isdir(config.SYSTEMD):
-        _systemctl("disable", "--now", *units)
+def _disable(paths: Paths, units: list[str]) -> None:
+    if units and os.path.isdir(paths.systemd):
+        _systemctl("disable", "--now", *map(os.path.basename, units))
 
 
 def _systemctl(*arguments: str) -> None:
-    command = ["systemctl", "--quiet", *arguments]
+    _call("systemctl", "--quiet", *arguments)
+
+
+def _call(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     if done.returncode:
-        raise InstallError(f"'{' '.join(command)}' failed: {done.stderr.strip()}")
+        raise InstallError(f"'{' '.join(command)}' failed: {' '.join(done.stderr.split())}")
