@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 VARIABLE = "VGPU_LIBVIRT_CONFIG"
 DEFAULT_FILE = "/etc/vgpu-libvirt/config.toml"
+# Where `virt-vgpu install-hooks` puts what isn't libvirt's.
+BIN = "/usr/bin"  # AppArmor lets hooks execute nothing in /usr/local
+UNITS = "/etc/systemd/system"
+TMPFILES = "/etc/tmpfiles.d"
 _QUOTES = str.maketrans("", "", "\"'")
 
 
@@ -67,7 +71,10 @@ def load(environment: Mapping[str, str] = os.environ) -> Config:
 
 def parse(text: str, path: str) -> Config:
     """Make a Config of the TOML in TEXT. Raises ConfigError, naming PATH, line and key."""
-    import tomllib  # 10 ms that a host without a configuration file doesn't pay
+    if not any(line.split("#")[0].strip() for line in text.splitlines()):
+        return Config()  # comments alone, as packages bring it
+
+    import tomllib  # 10 ms that a host without a configuration of its own doesn't pay
 
     try:
         tables = tomllib.loads(text)

@@ -72,3 +72,7 @@ class LibvirtError(VgpuError):
 
 class RightsError(VgpuError):
     """Something that only root may do."""
+
+
+class InstallError(VgpuError):
+    """Hooks that can't be installed, or not removed."""

@@ -16,7 +16,7 @@ from ..domain.model import ALIAS_PREFIX, Request
 from ..domain.read import CHOICES
 from ..errors import AddressError, RequestError
 from ..lifecycle import learn
-from . import editing
+from . import complete, editing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,9 +44,20 @@ def _alias(_context: click.Context, _option: click.Parameter, value: str | None)
 
 
 @click.command(short_help="Give a domain a vGPU, in its definition or while it runs.")
-@click.argument("domain")
-@click.option("--profile", required=True, help="Full name, short name or id of the vGPU's profile.")
-@click.option("--gpu", metavar="ADDRESS", callback=_gpu, help="Take a device of this GPU only.")
+@click.argument("domain", shell_complete=complete.domains)
+@click.option(
+    "--profile",
+    required=True,
+    shell_complete=complete.profiles,
+    help="Full name, short name or id of the vGPU's profile.",
+)
+@click.option(
+    "--gpu",
+    metavar="ADDRESS",
+    callback=_gpu,
+    shell_complete=complete.gpus,
+    help="Take a device of this GPU only.",
+)
 @click.option("--alias", callback=_alias, help="The hostdev's alias.  [default: ua-vgpu0, ...]")
 @click.option("--placement", type=click.Choice(CHOICES["placement"]), help="Instead of [policy]'s.")
 @click.option("--numa", type=click.Choice(CHOICES["numa"]), help="The domain's NUMA nodes.")

@@ -17,7 +17,7 @@ from ..claims.cordons import Cordon
 from ..devices import vendor_vfio
 from ..errors import AddressError, CordonError, DeviceError
 from ..survey import look
-from . import rights
+from . import complete, rights
 
 if TYPE_CHECKING:
     from ..config import Config
@@ -38,11 +38,8 @@ def _reason(_context: click.Context, _option: click.Parameter, value: str | None
     return value or None
 
 
-target_argument = click.argument("target", metavar="GPU|DEVICE", callback=_target)
-
-
 @click.command(short_help="Put nothing new on a GPU or device.")
-@target_argument
+@click.argument("target", metavar="GPU|DEVICE", callback=_target, shell_complete=complete.targets)
 @click.option("--reason", callback=_reason, help="Why, for those who will ask.")
 @dry_run_option
 def cordon(target: PciAddress, reason: str | None, dry_run: bool) -> None:
@@ -66,7 +63,7 @@ def cordon(target: PciAddress, reason: str | None, dry_run: bool) -> None:
 
 
 @click.command(short_help="Let a GPU or device be used again.")
-@target_argument
+@click.argument("target", metavar="GPU|DEVICE", callback=_target, shell_complete=complete.cordoned)
 @dry_run_option
 def uncordon(target: PciAddress, dry_run: bool) -> None:
     """Take the cordon off a GPU or device, so that domains can start there again."""

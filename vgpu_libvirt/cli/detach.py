@@ -13,7 +13,7 @@ from ..devices import vendor_vfio
 from ..domain import edit
 from ..domain.read import parse_domain
 from ..errors import RequestError
-from . import editing, rights
+from . import complete, editing, rights
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +25,7 @@ _SECONDS = 30.0
 
 
 @click.command(short_help="Take a vGPU from a domain, out of its definition or while it runs.")
-@click.argument("domain")
+@click.argument("domain", shell_complete=complete.domains)
 @click.option("--alias", help="Which vGPU, where the domain has several.")
 @editing.live_option
 @editing.config_option

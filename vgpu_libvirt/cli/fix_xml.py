@@ -19,6 +19,7 @@ from ..lifecycle.context import Context
 from ..revert import Revert
 from ..survey import look
 from ..unfinished import Edit
+from . import complete
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,8 +34,12 @@ if TYPE_CHECKING:
 
 
 @click.command("fix-xml", short_help="Make a domain's definition ask for its vGPUs as it must.")
-@click.argument("domain")
-@click.option("--profile", help="The profile of a vGPU that the definition names none for.")
+@click.argument("domain", shell_complete=complete.domains)
+@click.option(
+    "--profile",
+    shell_complete=complete.profiles,
+    help="The profile of a vGPU that the definition names none for.",
+)
 @click.option("--dry-run", is_flag=True, help="Show what would be written, and write nothing.")
 def fix_xml(domain: str, profile: str | None, dry_run: bool) -> None:
     """Correct the definition of DOMAIN, and show the difference.

@@ -17,7 +17,7 @@ from ..lifecycle import learn
 from ..lifecycle.context import Context
 from ..lifecycle.release import force_hindered_by, give_back, keep_visibly
 from ..survey import look
-from . import output, rights
+from . import complete, output, rights
 from .show import json_option
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def sync_(as_json: bool, dry_run: bool, files_only: bool, wait: bool) -> None:
 
 
 @click.command(short_help="Give one device back, if its owner is provably gone.")
-@click.argument("device")
+@click.argument("device", shell_complete=complete.claimed)
 @click.option(
     "--force",
     is_flag=True,

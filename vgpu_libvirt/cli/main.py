@@ -32,6 +32,8 @@ _VERBS = {
     "release": "keep:release",
     "cordon": "cordon:cordon",
     "uncordon": "cordon:uncordon",
+    "install-hooks": "install:install_hooks",
+    "uninstall-hooks": "install:uninstall_hooks",
 }
 
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import click
 
 from .. import by_sync, config, libvirt_api, starting
-from . import rights
+from . import complete, rights
 
 if TYPE_CHECKING:
     from ..choosing import Place
 
 
 @click.command(short_help="Start a domain, its vGPUs on devices that are free.")
-@click.argument("domain")
+@click.argument("domain", shell_complete=complete.domains)
 @click.option("--paused", is_flag=True, help="Leave its CPUs stopped, for 'virsh resume'.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
 def start(domain: str, paused: bool, dry_run: bool) -> None:
