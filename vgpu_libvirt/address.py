@@ -56,6 +56,15 @@ class PciAddress(NamedTuple):
             parts[name] = value
         return cls(**parts)
 
+    def to_xml(self) -> dict[str, str]:
+        """The attributes of an `<address>`, as libvirt writes them."""
+        return {
+            "domain": f"0x{self.domain:04x}",
+            "bus": f"0x{self.bus:02x}",
+            "slot": f"0x{self.slot:02x}",
+            "function": f"0x{self.function:x}",
+        }
+
     @property
     def is_placeholder(self) -> bool:
         """Whether this is one of the addresses people write where they have none yet.

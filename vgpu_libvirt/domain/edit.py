@@ -119,10 +119,8 @@ def device_aliases(document: str) -> frozenset[str]:
 
 
 def _point(element: etree._Element, address: PciAddress) -> None:
-    element.set("domain", f"0x{address.domain:04x}")
-    element.set("bus", f"0x{address.bus:02x}")
-    element.set("slot", f"0x{address.slot:02x}")
-    element.set("function", f"0x{address.function:x}")
+    for name, value in address.to_xml().items():
+        element.set(name, value)
 
 
 def _identity(hostdev: etree._Element) -> tuple[object, ...]:
