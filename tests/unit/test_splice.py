@@ -22,7 +22,8 @@ DOCUMENT = """\
      <address domain='0x0000' bus='0x01' slot='0x10' function='0x0'/></source></hostdev></x:y>
     <vgpu:devices xmlns:vgpu='urn:vgpu-libvirt:domain:1'><!-- mine --></vgpu:devices></metadata>
   <devices>
-    <hostdev mode='subsystem' type='pci'><source><address bus='0x02'/></source><alias name='ua-nic'/></hostdev>
+    <hostdev mode='subsystem' type='pci'>
+      <source><address bus='0x02'/></source><alias name='ua-nic'/></hostdev>
     <hostdev mode='subsystem' type='pci' managed='no'>
       <source >
         <address  {address}  />
@@ -43,7 +44,7 @@ SPELLINGS = {
         "domain='0x10001' bus='0x3d' slot='0x1f' function='0x7'",
     ),
     "other quotes and order, with blanks": (
-        "function = \"0\"\n  slot=\"16\" bus\t=\"1\" domain=\"0\" xmlns:a='b>'",
+        'function = "0"\n  slot="16" bus\t="1" domain="0" xmlns:a=\'b>\'',
         'function = "0x7"\n  slot="0x1f" bus\t="0x3d" domain="0x10001" xmlns:a=\'b>\'',
     ),
     "without a domain": (
