@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import choosing, edits, libvirt_api, repoint
+from . import choosing, edits, libvirt_api, repoint, starting
 from .devices import numa
 from .domain import edit
 from .domain.read import parse_domain
@@ -19,6 +19,7 @@ from .repoint import Wanting
 from .survey import look
 
 if TYPE_CHECKING:
+    from .choosing import Place
     from .config import Config
     from .domain.model import Domain
     from .repoint import Move
@@ -71,6 +72,17 @@ def point(config: Config, connection: Any, dry_run: bool = False) -> Outcome:
         except (LibvirtError, StoreError, DomainXmlError) as error:
             problems.append(str(error))
     return Outcome(tuple(done), (*problems, *plan.problems))
+
+
+def choose(config: Config, connection: Any, domain: Domain) -> tuple[Place, ...]:
+    """Where each hostdev of DOMAIN's definition should point, which may be yet to be defined.
+
+    Raises RequestError where there is no such device, LibvirtError.
+    """
+    pointed = starting.pointed_by_others(connection, domain.uuid)
+    host = look(config).host._replace(pointed=pointed)
+    wanting = Wanting(domain, _nodes(config, domain))
+    return repoint.place(wanting, config.policy.placement, host)
 
 
 def _make(state: str, connection: Any, move: Move) -> bool:

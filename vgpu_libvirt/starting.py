@@ -7,7 +7,7 @@ A reservation keeps the device for exactly this start. No lock is held while lib
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from . import choosing, edits, libvirt_api, trying
 from .claims import store
@@ -24,6 +24,8 @@ from .revert import Revert
 from .survey import look
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .capacity import Host
     from .choosing import Place
     from .claims.model import Claim
@@ -50,20 +52,90 @@ def start(
     Where a device refuses, others are tried. Raises VgpuError; then nothing is left reserved.
     """
     definition = libvirt_api.find(connection, wanted)
+    definition, places, claims = start_by(
+        config, connection, definition, lambda found: libvirt_api.create(found, paused)
+    )
+    check_taken(config, definition.label, claims)
+    return definition, places
+
+
+def start_by(
+    config: Config, connection: Any, definition: Definition, create: Callable[[Definition], None]
+) -> tuple[Definition, tuple[Place, ...], tuple[Claim, ...]]:
+    """Start the domain of DEFINITION by CREATE, which raises LibvirtError; else as `start`.
+
+    Returns what it started from, where, and what was reserved for it.
+    """
     _check(definition)
     if left := edits.finish(config.paths.state, connection, definition.uuid):
         raise LibvirtError(left[0])
+    defined = _Defined(config, connection, definition, create)
+    places, claims = try_devices(config, connection, defined)
+    return defined.definition, places, claims
+
+
+class Startable(Protocol):
+    """What is to be started, and by which call."""
+
+    def look(self) -> tuple[Context, Domain]:
+        """It as it is now, and what libvirt's word says of its old claims.
+
+        Raises VgpuError where it can't be started.
+        """
+
+    def create(self, places: tuple[Place, ...]) -> None:
+        """Point it at PLACES, for which its devices are reserved, and start it.
+
+        Raises LibvirtError.
+        """
+
+
+class _Defined:
+    """A persistent domain."""
+
+    def __init__(
+        self,
+        config: Config,
+        connection: Any,
+        definition: Definition,
+        create: Callable[[Definition], None],
+    ) -> None:
+        self._config = config
+        self._connection = connection
+        self._create = create
+        self.definition = definition
+
+    def look(self) -> tuple[Context, Domain]:
+        self.definition, context = _look_up(self._config, self._connection, self.definition.uuid)
+        return context, parse_domain(self.definition.document)
+
+    def create(self, places: tuple[Place, ...]) -> None:
+        for place in places:
+            if place.moves:
+                edits.apply(
+                    self._config.paths.state, self.definition, _edit(self.definition, place)
+                )
+        self._create(self.definition)
+
+
+def try_devices(
+    config: Config, connection: Any, startable: Startable
+) -> tuple[tuple[Place, ...], tuple[Claim, ...]]:
+    """Start STARTABLE on devices that are reserved for it; where one refuses, on others.
+
+    Returns where, and what was reserved. Raises VgpuError; then nothing is left reserved.
+    """
     refused: dict[str, None] = {}  # devices, in the order in which they were tried
     failure: VgpuError | None = None
     for _ in range(trying.MOST_TRIES):
-        definition, context = _look_up(config, connection, definition.uuid)
+        context, domain = startable.look()
         try:
-            domain = parse_domain(definition.document)
             places = choose(context, connection, domain, frozenset(refused))
         except RequestError as error:
-            raise trying.with_tried(failure or error, refused) from error
+            failure = failure or error
+            break
         try:
-            claims = _start(context, connection, definition, places, paused)
+            claims = _start(context, startable, domain, places)
         except StoreError as error:
             raise _who_may(error, config) from error
         except VgpuError as error:
@@ -75,10 +147,9 @@ def start(
                 break
             refused |= dict.fromkeys(named)
         else:
-            _check_taken(config, definition, claims)
-            return definition, places
+            return places, claims
     assert failure is not None
-    raise trying.with_tried(failure, refused) from failure
+    raise trying.with_tried(failure, refused)
 
 
 def _look_up(config: Config, connection: Any, uuid: str) -> tuple[Definition, Context]:
@@ -125,10 +196,15 @@ def choose(
     Raises RequestError where there is none, LibvirtError, StoreError.
     """
     config = context.config
-    others = choosing.others(libvirt_api.definitions(connection), domain.uuid)
+    pointed = pointed_by_others(connection, domain.uuid)
     host = _as_its_own(context, look(config), domain.uuid)
-    host = host._replace(pointed=choosing.pointed_by(others), busy=host.busy | refused)
+    host = host._replace(pointed=pointed, busy=host.busy | refused)
     return choosing.places(domain, nodes_of(config, domain), config.policy.placement, host)
+
+
+def pointed_by_others(connection: Any, uuid: str) -> frozenset[str]:
+    """The devices at which definitions other than that of UUID point. Raises LibvirtError."""
+    return choosing.pointed_by(choosing.others(libvirt_api.definitions(connection), uuid))
 
 
 def _as_its_own(context: Context, seen: Survey, uuid: str) -> Host:
@@ -158,15 +234,9 @@ def nodes_of(config: Config, domain: Domain) -> frozenset[int]:
 
 
 def _start(
-    context: Context,
-    connection: Any,
-    definition: Definition,
-    places: tuple[Place, ...],
-    paused: bool,
+    context: Context, startable: Startable, domain: Domain, places: tuple[Place, ...]
 ) -> tuple[Claim, ...]:
     """Reserve, re-point and create; on failure nothing stays reserved. Return what was."""
-    config = context.config
-    domain = parse_domain(definition.document)
     wishes = [
         Wish(Wanted(place.request, place.device.address), place.device.gpu, place.profile)
         for place in places
@@ -175,35 +245,35 @@ def _start(
     left: list[str] = []
 
     def give_up() -> None:
-        left.extend(unreserve(_judging(config, connection, definition.uuid), claims))
+        left.extend(unreserve(_judging(context.config, startable), claims))
 
     try:
         with Revert() as undo:
             undo.add(give_up)
-            for place in places:
-                if place.moves:
-                    edits.apply(config.paths.state, definition, _edit(definition, place))
-            libvirt_api.create(definition, paused)
+            startable.create(places)
     except LibvirtError as error:
         raise LibvirtError("; ".join([str(error), *left])) from error
     return claims
 
 
-def _check_taken(config: Config, definition: Definition, claims: tuple[Claim, ...]) -> None:
-    """Check that `prepare` took over what was reserved for it."""
+def check_taken(config: Config, label: str, claims: tuple[Claim, ...]) -> None:
+    """Check that `prepare` took over what was reserved for the started domain LABEL.
+
+    Raises LibvirtError.
+    """
     for claim in claims:
         now = store.read(config.paths.state, claim.device)
         if now and now.claim_id == claim.claim_id:
             raise LibvirtError(
-                f"{definition.label} was started, but {claim.device} not prepared for it: libvirt "
-                "didn't run our hook; see that it is installed, and that libvirt was reloaded since"
+                f"{label} was started, but {claim.device} not prepared for it: libvirt didn't run "
+                "our hook; see that it is installed, and that libvirt was reloaded since"
             )
 
 
-def _judging(config: Config, connection: Any, uuid: str) -> Context:
+def _judging(config: Config, startable: Startable) -> Context:
     """With libvirt's word that the start is over, where it gives it."""
     try:
-        return _look_up(config, connection, uuid)[1]
+        return startable.look()[0]
     except VgpuError:
         return Context(config)
 
