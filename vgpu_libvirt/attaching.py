@@ -87,7 +87,8 @@ def plug(
         try:
             choice = choose(config, connection, both, request, frozenset(refused))
         except RequestError as error:
-            raise trying.with_tried(failure or error, refused) from error
+            failure = failure or error
+            break
         try:
             return choice, _plug(context, both, choice, left)
         except StoreError as error:
@@ -100,7 +101,7 @@ def plug(
                 break
             refused[choice.device.name] = None
     assert failure is not None
-    raise trying.with_tried(failure, refused) from failure
+    raise trying.with_tried(failure, refused)
 
 
 def _plug(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""All that we ask of libvirt; the only module that imports it, and never part of a hook.
+"""All that we ask of libvirt; with the shim the only one that imports it, never part of a hook.
 
 Nobody calls this while holding a lock that a hook may wait for, of the host or of a device: libvirt
 holds a domain's lock while a hook runs.
@@ -81,10 +81,8 @@ def ask(uri: str, asked_after: frozenset[str], seconds: float) -> Answer:
     def listen() -> None:
         try:
             with connect(uri) as connection:
-                active = connection.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_ACTIVE)
-                uuids = frozenset(domain.UUIDString() for domain in active)
-            answers.append(Answer(uuids, asked_after))
-        except (LibvirtError, libvirt.libvirtError) as error:
+                answers.append(Answer(active(connection), asked_after))
+        except LibvirtError as error:
             answers.append(Answer(frozenset(), asked_after, f"libvirt doesn't answer: {error}"))
 
     # A call to libvirt can't be ended; a thread of which nobody waits for the end can be left.
@@ -164,17 +162,29 @@ def look_again(side: Definition) -> Definition:
     return side._replace(document=document, is_active=is_active)
 
 
+def active(connection: Any) -> frozenset[str]:
+    """The UUIDs of the domains that are active. Raises LibvirtError."""
+    try:
+        handles = connection.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_ACTIVE)
+    except libvirt.libvirtError as error:
+        raise LibvirtError(f"the active domains can't be listed: {_message(error)}") from error
+    return frozenset(handle.UUIDString() for handle in handles)
+
+
 def create(definition: Definition, paused: bool) -> None:
     """Start a domain. Raises LibvirtError, where our hook refused it with the hook's sentence."""
     flags = libvirt.VIR_DOMAIN_START_PAUSED if paused else 0
     try:
         definition.handle.createWithFlags(flags)
     except libvirt.libvirtError as error:
-        message = _message(error)
-        ours = _HOOK.findall(message)
-        raise LibvirtError(
-            f"{definition.label} can't be started: {ours[-1] if ours else message}"
-        ) from error
+        raise LibvirtError(start_failure(definition.label, error)) from error
+
+
+def start_failure(label: str, error: libvirt.libvirtError) -> str:
+    """Why the domain LABEL can't be started: where our hook refused it, the hook's sentence."""
+    message = _message(error)
+    ours = _HOOK.findall(message)
+    return f"{label} can't be started: {ours[-1] if ours else message}"
 
 
 def has_saved_state(definition: Definition) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import choosing, edits, libvirt_api, repoint, unfinished
+from . import choosing, edits, libvirt_api, repoint, starting, unfinished
 from .devices import numa
 from .domain import edit
 from .domain.model import NAMESPACE
@@ -20,6 +20,7 @@ from .survey import look
 from .unfinished import Edit
 
 if TYPE_CHECKING:
+    from .choosing import Place
     from .config import Config
     from .domain.model import Domain
     from .repoint import Move
@@ -111,6 +112,17 @@ def _point(config: Config, connection: Any, dry_run: bool) -> _Round:
 def _has_ours(document: str) -> bool:
     """Whether DOCUMENT has our element in its metadata, even one without a request in it."""
     return NAMESPACE in document and edit.metadata(document) is not None
+
+
+def choose(config: Config, connection: Any, domain: Domain) -> tuple[Place, ...]:
+    """Where each hostdev of DOMAIN's definition should point, which may be yet to be defined.
+
+    Raises RequestError where there is no such device, LibvirtError.
+    """
+    pointed = starting.pointed_by_others(connection, domain.uuid)
+    host = look(config).host._replace(pointed=pointed)
+    wanting = Wanting(domain, _nodes(config, domain))
+    return repoint.place(wanting, config.policy.placement, host)
 
 
 def _make(config: Config, connection: Any, move: Move, notes: list[str]) -> bool:

@@ -95,6 +95,15 @@ def _staying(
     return choosing.staying(one.domain, one.nodes, policy, _without(near, taken))
 
 
+def place(one: Wanting, policy: str, host: Host) -> tuple[Place, ...]:
+    """A device for each request of ONE definition, where all others stay as they are.
+
+    Raises RequestError.
+    """
+    _check(one.domain)
+    return choosing.places(one.domain, one.nodes, policy, _as_its_own(host, one.domain))
+
+
 def _places(
     one: Wanting,
     policy: str,

@@ -2,14 +2,12 @@
 """Starting a domain in one step: devices are chosen, reserved and pointed at, then it is created.
 
 libvirt copies a definition before the first hook of a start, so an address must be right by then.
-A reservation keeps the device for exactly this start. No lock that a hook may wait for is held
-while libvirt is called; that of the definition is, from the choice to the end of the start, so that
-nobody points it elsewhere in between.
+A reservation keeps the device for exactly this start. No lock is held while libvirt is called.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from . import choosing, edits, libvirt_api, trying, unfinished
 from .claims import store
@@ -25,6 +23,8 @@ from .survey import look, nodes_of
 from .unfinished import Edit
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .capacity import Host
     from .choosing import Place
     from .claims.model import Claim
@@ -57,31 +57,97 @@ def start(config: Config, connection: Any, wanted: str, paused: bool) -> Started
     Where a device refuses, others are tried. Raises VgpuError; then nothing is left reserved.
     """
     definition = libvirt_api.find(connection, wanted)
+    started, claims = start_by(
+        config, connection, definition, lambda found: libvirt_api.create(found, paused)
+    )
+    check_taken(config, definition.label, claims)
+    return started
+
+
+def start_by(
+    config: Config, connection: Any, definition: Definition, create: Callable[[Definition], None]
+) -> tuple[Started, tuple[Claim, ...]]:
+    """Start the domain of DEFINITION by CREATE, which raises LibvirtError; else as `start`.
+
+    Returns what was reserved for it, too.
+    """
     _check(definition)
     try:
         with edits.alone(config, definition.uuid):
-            return _start_alone(config, connection, definition.uuid, paused)
+            if left := edits.finish_alone(config, connection, definition.uuid):
+                raise LibvirtError(left[0])
+            defined = _Defined(config, connection, definition, create)
+            places, claims = try_devices(config, connection, defined)
     except StoreError as error:
         raise _who_may(error, config) from error
+    return Started(defined.definition, places, tuple(defined.notes)), claims
 
 
-def _start_alone(config: Config, connection: Any, uuid: str, paused: bool) -> Started:
-    if left := edits.finish_alone(config, connection, uuid):
-        raise LibvirtError(left[0])
+class Startable(Protocol):
+    """What is to be started, and by which call."""
+
+    def look(self) -> tuple[Context, Domain]:
+        """It as it is now, and what libvirt's word says of its old claims.
+
+        Raises VgpuError where it can't be started.
+        """
+
+    def create(self, places: tuple[Place, ...]) -> None:
+        """Point it at PLACES, for which its devices are reserved, and start it.
+
+        Raises LibvirtError.
+        """
+
+
+class _Defined:
+    """A persistent domain."""
+
+    def __init__(
+        self,
+        config: Config,
+        connection: Any,
+        definition: Definition,
+        create: Callable[[Definition], None],
+    ) -> None:
+        self._config = config
+        self._connection = connection
+        self._create = create
+        self.definition = definition
+        self.notes: list[str] = []  # on what re-pointing changed besides
+
+    def look(self) -> tuple[Context, Domain]:
+        self.definition, context = startable(self._config, self._connection, self.definition.uuid)
+        return context, parse_domain(self.definition.document)
+
+    def create(self, places: tuple[Place, ...]) -> None:
+        for place in places:
+            if place.moves:
+                change = _edit(self.definition, place)
+                note = edits.apply(self._config.paths.state, self.definition, change)
+                self.notes += [note] if note else []
+        self._create(self.definition)
+
+
+def try_devices(
+    config: Config, connection: Any, startable: Startable
+) -> tuple[tuple[Place, ...], tuple[Claim, ...]]:
+    """Start STARTABLE on devices that are reserved for it; where one refuses, on others.
+
+    Returns where, and what was reserved. Raises VgpuError; then nothing is left reserved.
+    """
     refused: dict[str, None] = {}  # devices, in the order in which they were tried
     failure: VgpuError | None = None
-    notes: list[str] = []
     for _ in range(trying.MOST_TRIES):
-        definition, context = startable(config, connection, uuid)
+        context, domain = startable.look()
         try:
-            domain = parse_domain(definition.document)
             places = choose(context, connection, domain, frozenset(refused))
         except RequestError as error:
-            raise trying.with_tried(failure or error, refused) from error
+            failure = failure or error
+            break
         try:
-            claims = _start(context, connection, definition, places, paused, notes)
-        except StoreError:
-            raise
+            claims = _start(context, startable, domain, places)
+        except StoreError as error:
+            raise _who_may(error, config) from error
         except VgpuError as error:
             failure = error
             named = [
@@ -91,10 +157,9 @@ def _start_alone(config: Config, connection: Any, uuid: str, paused: bool) -> St
                 break
             refused |= dict.fromkeys(named)
         else:
-            _check_taken(config, definition, claims)
-            return Started(definition, places, tuple(notes))
+            return places, claims
     assert failure is not None
-    raise trying.with_tried(failure, refused) from failure
+    raise trying.with_tried(failure, refused)
 
 
 def startable(config: Config, connection: Any, uuid: str) -> tuple[Definition, Context]:
@@ -141,10 +206,15 @@ def choose(
     Raises RequestError where there is none, LibvirtError, StoreError.
     """
     config = context.config
-    others = choosing.others(libvirt_api.definitions(connection), domain.uuid)
+    pointed = pointed_by_others(connection, domain.uuid)
     host = _as_its_own(context, look(config), domain.uuid)
-    host = host._replace(pointed=choosing.pointed_by(others), busy=host.busy | refused)
+    host = host._replace(pointed=pointed, busy=host.busy | refused)
     return choosing.places(domain, nodes_of(config, domain), config.policy.placement, host)
+
+
+def pointed_by_others(connection: Any, uuid: str) -> frozenset[str]:
+    """The devices at which definitions other than that of UUID point. Raises LibvirtError."""
+    return choosing.pointed_by(choosing.others(libvirt_api.definitions(connection), uuid))
 
 
 def _as_its_own(context: Context, seen: Survey, uuid: str) -> Host:
@@ -164,19 +234,9 @@ def _as_its_own(context: Context, seen: Survey, uuid: str) -> Host:
 
 
 def _start(
-    context: Context,
-    connection: Any,
-    definition: Definition,
-    places: tuple[Place, ...],
-    paused: bool,
-    notes: list[str],
+    context: Context, startable: Startable, domain: Domain, places: tuple[Place, ...]
 ) -> tuple[Claim, ...]:
-    """Reserve, re-point and create; on failure nothing stays reserved. Return what was.
-
-    Adds to NOTES what re-pointing changed besides.
-    """
-    config = context.config
-    domain = parse_domain(definition.document)
+    """Reserve, re-point and create; on failure nothing stays reserved. Return what was."""
     wishes = [
         Wish(Wanted(place.request, place.device.address), place.device.gpu, place.profile)
         for place in places
@@ -185,37 +245,35 @@ def _start(
     left: list[str] = []
 
     def give_up() -> None:
-        left.extend(unreserve(_judging(config, connection, definition.uuid), claims))
+        left.extend(unreserve(_judging(context.config, startable), claims))
 
     try:
         with Revert() as undo:
             undo.add(give_up)
-            for place in places:
-                if place.moves:
-                    change = _edit(definition, place)
-                    note = edits.apply(config.paths.state, definition, change)
-                    notes += [note] if note else []
-            libvirt_api.create(definition, paused)
+            startable.create(places)
     except LibvirtError as error:
         raise LibvirtError("; ".join([str(error), *left])) from error
     return claims
 
 
-def _check_taken(config: Config, definition: Definition, claims: tuple[Claim, ...]) -> None:
-    """Check that `prepare` took over what was reserved for it."""
+def check_taken(config: Config, label: str, claims: tuple[Claim, ...]) -> None:
+    """Check that `prepare` took over what was reserved for the started domain LABEL.
+
+    Raises LibvirtError.
+    """
     for claim in claims:
         now = store.read(config.paths.state, claim.device)
         if now and now.claim_id == claim.claim_id:
             raise LibvirtError(
-                f"{definition.label} was started, but {claim.device} not prepared for it: libvirt "
-                "didn't run our hook; see that it is installed, and that libvirt was reloaded since"
+                f"{label} was started, but {claim.device} not prepared for it: libvirt didn't run "
+                "our hook; see that it is installed, and that libvirt was reloaded since"
             )
 
 
-def _judging(config: Config, connection: Any, uuid: str) -> Context:
+def _judging(config: Config, startable: Startable) -> Context:
     """With libvirt's word that the start is over, where it gives it."""
     try:
-        return startable(config, connection, uuid)[1]
+        return startable.look()[0]
     except VgpuError:
         return Context(config)
 

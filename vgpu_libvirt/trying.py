@@ -24,4 +24,6 @@ def with_tried(failure: VgpuError, refused: Iterable[str]) -> VgpuError:
     tried = [device for device in refused if not names(failure, device)]
     if not tried:
         return failure
-    return type(failure)(f"{failure} (before that, {', '.join(tried)} failed)")
+    told = type(failure)(f"{failure} (before that, {', '.join(tried)} failed)")
+    told.__cause__ = failure
+    return told

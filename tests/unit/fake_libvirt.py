@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 def error(code: int, message: str) -> libvirt.libvirtError:
     made = libvirt.libvirtError(message)
+    made.args = (message,)  # its constructor takes what failed last in this thread
     made.err = (code, 0, message, 2, None, None, None, 0, 0)
     return made
 
@@ -63,11 +64,15 @@ class Domain:
         self.starts_at_boot = False
         self.started_paused: bool | None = None
         self.hooks: list[str] = []  # operations that were run
+        self.connection: Connection | None = None
 
     def content(self) -> bytes:
         """The definition without the blanks between elements."""
         text = etree.tostring(self.document)
         return etree.tostring(etree.fromstring(text, etree.XMLParser(remove_blank_text=True)))
+
+    def connect(self) -> Connection | None:
+        return self.connection
 
     def name(self) -> str:
         return str(self.document.findtext("name"))
@@ -116,7 +121,10 @@ class Domain:
     def autostart(self) -> int:
         return int(self.starts_at_boot)
 
-    def createWithFlags(self, flags: int) -> int:  # noqa: N802
+    def create(self) -> int:
+        return self.createWithFlags(0)
+
+    def createWithFlags(self, flags: int = 0) -> int:  # noqa: N802
         if self.active:
             raise error(libvirt.VIR_ERR_OPERATION_INVALID, "domain is already running")
         self.writes.append("create")
@@ -225,9 +233,14 @@ class Connection:
 
     def __init__(self, *domains: Domain) -> None:
         self.domains = list(domains)
+        self.kind = Domain  # the class of the domains that it makes
+        self.uri = "qemu:///system"
+        self.documents: list[str] = []  # that were defined or created
+        self.hook: Callable[[str, str], Result] | None = None  # of the domains that it makes
+        self.qemu_fails: str | None = None
 
     def getURI(self) -> str:  # noqa: N802
-        return "qemu:///system"
+        return self.uri
 
     def close(self) -> int:
         return 0
@@ -243,6 +256,32 @@ class Connection:
             return [domain for domain in self.domains if domain.active]
         assert flags == libvirt.VIR_CONNECT_LIST_DOMAINS_PERSISTENT
         return [domain for domain in self.domains if domain.persistent]
+
+    def defineXML(self, xml: str) -> Domain:  # noqa: N802
+        self.documents.append(xml)
+        domain = self.kind(xml)
+        same = [old for old in self.domains if old.UUIDString() == domain.UUIDString()]
+        for old in same:
+            domain.active = domain.active or old.active
+            self.domains.remove(old)
+        return self.add(domain)
+
+    def createXML(self, xmlDesc: str, flags: int = 0) -> Domain:  # noqa: N802, N803
+        self.documents.append(xmlDesc)
+        domain = self.add(self.kind(xmlDesc, persistent=False))
+        try:
+            domain.createWithFlags(flags)
+        except libvirt.libvirtError:
+            self.domains.remove(domain)
+            raise
+        return domain
+
+    def add(self, domain: Domain) -> Domain:
+        domain.connection = self
+        domain.hook = domain.hook or self.hook
+        domain.qemu_fails = domain.qemu_fails or self.qemu_fails
+        self.domains.append(domain)
+        return domain
 
     def _one(self, wanted: str, key: Any) -> Domain:
         for domain in self.domains:

@@ -32,6 +32,7 @@ _VERBS = {
     "release": "keep:release",
     "cordon": "cordon:cordon",
     "uncordon": "cordon:uncordon",
+    "exec": "exec:exec_",
     "install-hooks": "install:install_hooks",
     "uninstall-hooks": "install:uninstall_hooks",
 }
