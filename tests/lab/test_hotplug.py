@@ -152,13 +152,27 @@ def test_what_the_guest_does_not_let_go_stays_until_it_does(web1: str) -> None:
     assert is_running("web1")
 
 
+def is_programming(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a process is within its write of a type."""
+    files = Path(f"/proc/{process.pid}/fd")
+    try:
+        return any(
+            os.readlink(file).endswith("/current_vgpu_type")
+            and int((files.parent / "fdinfo" / file.name).read_text().split()[3], 8) & os.O_WRONLY
+            for file in files.iterdir()
+        )
+    except FileNotFoundError:
+        return False
+
+
 def test_killed_before_libvirt_was_asked_the_claim_lapses(web1: str) -> None:
     set_driver(write_ms=3000)
     attaching = subprocess.Popen(ATTACH)
-    assert until(lambda: phase() == "reserved")
+    assert until(lambda: is_programming(attaching))
     attaching.kill()
     attaching.wait()
     set_driver(write_ms=0)
+    assert phase() == "reserved"
     assert type_of(VF1) == PROFILE_ID
     begun = time.monotonic()
     assert sync()["released"] == []
