@@ -2,7 +2,7 @@
 """Points the hostdevs of definitions at devices that could serve them now, through libvirt.
 
 Only one hostdev at a time is changed, config only, and only if it is still as it was when the
-choice was made: what others edit meanwhile stays. The next run makes what was left so.
+choice was made: what others edit meanwhile stays, and the next look sees it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 # A definition's lock that is held for longer (seconds): somebody starts the domain just now.
 _BUSY = 2.0
-_MOST_ROUNDS = 3  # of one run, where others edit at the same time
 
 
 class Repointed(NamedTuple):
@@ -47,48 +46,28 @@ class Outcome(NamedTuple):
     repointed: tuple[Repointed, ...] = ()
     problems: tuple[str, ...] = ()
     seen: Survey | None = None  # the host as it was when that was decided; None: not looked at
+    notes: tuple[str, ...] = ()  # on what was changed, which the next look won't see again
 
 
 def point(config: Config, connection: Any, dry_run: bool = False) -> Outcome:
     """Point all definitions that ask for a vGPU; with DRY_RUN only say what would be changed.
 
-    First finishes changes that were killed half-way. What somebody changes meanwhile is looked at
-    again. Raises LibvirtError.
+    First finishes changes that were killed half-way. Raises LibvirtError.
     """
-    done: list[Repointed] = []
     notes = [] if dry_run else edits.finish(config, connection)
-    for _ in range(_MOST_ROUNDS):
-        round_ = _point(config, connection, dry_run)
-        done += round_.repointed
-        notes += round_.notes
-        if not round_.was_overtaken:
-            break
-    return Outcome(tuple(done), (*dict.fromkeys([*notes, *round_.problems]),), round_.seen)
-
-
-class _Round(NamedTuple):
-    repointed: list[Repointed]
-    notes: list[str]  # on what was changed
-    problems: list[str]
-    was_overtaken: bool  # whether a hostdev wasn't changed since somebody else was at its domain
-    seen: Survey | None = None
-
-
-def _point(config: Config, connection: Any, dry_run: bool) -> _Round:
-    found = _Round([], [], [], False)
+    problems: list[str] = []
     wanting: list[Wanting] = []
     others: list[Domain] = []
     definitions = libvirt_api.definitions(connection)
     if not dry_run:
-        found.problems.extend(
-            unfinished.prune(config.paths.state, {each.uuid for each in definitions})
-        )
+        known = {each.uuid for each in definitions}
+        problems += unfinished.prune(config.paths.state, known)
     for definition in definitions:
         try:
             domain = parse_domain(definition.document)
             asks = bool(domain.requests) or _has_ours(definition.document)
         except DomainXmlError as error:
-            found.problems.append(f"{definition.label} can't be understood: {error}")
+            problems.append(f"{definition.label} can't be understood: {error}")
             continue
         if asks:
             wanting.append(Wanting(domain, _nodes(config, domain)))
@@ -97,16 +76,14 @@ def _point(config: Config, connection: Any, dry_run: bool) -> _Round:
     seen = look(config)
     host = seen.host._replace(pointed=choosing.pointed_by(others))
     plan = repoint.plan(wanting, config.policy.placement, host)
+    done = []
     for move in plan.moves:
         try:
-            if dry_run or _make(config, connection, move, found.notes):
-                found.repointed.append(_told(move))
-            else:
-                found = found._replace(was_overtaken=True)
+            if dry_run or _make(config, connection, move, notes):
+                done.append(_told(move))
         except (DomainXmlError, LibvirtError, LockTimeoutError, StoreError) as error:
-            found.problems.append(str(error))
-    found.problems.extend(plan.problems)
-    return found._replace(seen=seen)
+            problems.append(str(error))
+    return Outcome(tuple(done), (*problems, *plan.problems), seen, tuple(notes))
 
 
 def _has_ours(document: str) -> bool:

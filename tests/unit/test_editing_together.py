@@ -7,6 +7,7 @@ ours or not, or it is killed.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import tempfile
@@ -34,13 +35,13 @@ CALLS = ("XMLDesc", "setMetadata", "attachDeviceFlags", "detachDeviceFlags", "cr
 WRITERS = {
     "sync": ["sync"],
     "start": ["start", "web1"],
-    "attach": ["attach", "web1", "--profile", "L40S-8Q"],
-    "detach": ["detach", "web1", "--alias", "ua-vgpu0"],
+    "attach": ["attach", "web1", "--config", "--profile", "L40S-8Q"],
+    "detach": ["detach", "web1", "--config", "--alias", "ua-vgpu0"],
     "fix-xml": ["fix-xml", "web1", "--profile", "L40S-8Q"],
 }
 ROM = '<rom bar="off"/>'  # of the hostdevs, to be kept
 FOREIGN = "<note>kept</note>"
-REASONS = ("runs already", "runs; say --live", "asks for no vGPU", "has no vGPU")
+REASONS = ("runs already", "asks for no vGPU", "has no vGPU")
 WAIT = 20.0  # seconds that nothing here should take
 
 
@@ -94,7 +95,8 @@ class Desk:
     def write(self, writer: str, may_tell: str | None = None) -> None:
         """Be WRITER. Raises what it fails with, click's exception or our own."""
         if writer == "sync":  # the rest of it is no writer of definitions
-            told = pointing.point(self.host.config, self.connection).problems
+            outcome = pointing.point(self.host.config, self.connection)
+            told = [*outcome.problems, *outcome.notes]
             assert not [problem for problem in told if not may_tell or may_tell not in problem]
         else:
             command_line.main.main(WRITERS[writer], "virt-vgpu", standalone_mode=False)
@@ -308,7 +310,7 @@ def test_nothing_of_an_editor_who_knows_no_lock_is_lost(
 
 def test_a_hostdev_whose_address_in_the_guest_was_taken_gets_another(desk: Desk) -> None:
     desk.domain.gate = lambda where: plug(desk) if where == "after detachDeviceFlags" else None
-    (told,) = pointing.point(desk.host.config, desk.connection).problems
+    (told,) = pointing.point(desk.host.config, desk.connection).notes
     assert told == (
         f"domain 'web1' ({WEB1}): a hostdev has another address in the guest now, since it can't "
         f"be attached at its own any more: domain 'web1' ({WEB1}): the hostdev can't be attached: "
@@ -317,6 +319,15 @@ def test_a_hostdev_whose_address_in_the_guest_was_taken_gets_another(desk: Desk)
     (hostdev,) = [text for text in desk.hostdevs() if "ua-vgpu0" in text]
     assert ROM in hostdev
     assert "bus='0x05'" not in hostdev.replace('"', "'")
+
+
+def test_the_verb_tells_it_though_its_last_look_sees_nothing_of_it(
+    desk: Desk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    desk.domain.gate = lambda where: plug(desk) if where == "after detachDeviceFlags" else None
+    command_line.main.main(["sync", "--json"], "virt-vgpu", standalone_mode=False)
+    problems = json.loads(capsys.readouterr().out)["problems"]
+    assert [each for each in problems if "has another address in the guest now" in each]
 
 
 def test_a_stale_copy_that_is_defined_meanwhile_is_pointed_right_by_the_next_sync(

@@ -222,7 +222,7 @@ def test_a_change_that_was_killed_half_way_is_finished(host: Host) -> None:
 def test_an_unfinished_change_that_cannot_be_read_is_reported(host: Host) -> None:
     host.gpu()
     path = host.write(host.state / "edits" / f"{WEB1}.ua-vgpu0.json", "{")
-    assert any(str(path) in problem for problem in point(host, asking("web1", WEB1)).problems)
+    assert any(str(path) in note for note in point(host, asking("web1", WEB1)).notes)
 
 
 def test_what_somebody_changed_meanwhile_stays(host: Host) -> None:
@@ -289,13 +289,15 @@ def test_one_unfinished_change_that_cannot_be_finished_costs_no_other(host: Host
     domain = asking("web1", WEB1)
     hostdev = edit.hostdev("ua-vgpu0", PciAddress.parse(second))
     unfinished.save(host.paths.state, Edit(WEB1, "ua-vgpu0", hostdev, hostdev))
-    (problem,) = point(host, domain).problems
+    (problem,) = point(host, domain).notes
     assert problem.startswith(f"the unfinished change {broken} stays: it can't be understood")
     assert where(domain) == second, "and not a new one"
     assert first
 
 
-def test_what_was_overtaken_is_looked_at_again_by_the_same_run(host: Host) -> None:
+def test_a_device_that_another_hostdev_of_the_domain_took_meanwhile_is_left_to_it(
+    host: Host,
+) -> None:
     first, second, third, *_ = host.gpu()
     start(host, first)
     domain = asking("web2", WEB2, first)
@@ -310,5 +312,7 @@ def test_what_was_overtaken_is_looked_at_again_by_the_same_run(host: Host) -> No
         return lookup(uuid)
 
     connection.lookupByUUIDString = changed  # type: ignore[method-assign]
-    assert [move.goes for move in pointing.point(host.config, connection).repointed] == [third]
+    outcome = pointing.point(host.config, connection)
+    assert (outcome.repointed, outcome.problems) == ((), ())
+    assert [move.goes for move in point(host, domain).repointed] == [third]
     assert (where(domain), where(domain, "ua-vgpu1")) == (third, second)

@@ -62,7 +62,7 @@ def fix_xml(domain: str, profile: str | None, dry_run: bool) -> None:
         _show(definition, fixed, dry_run)
         if not dry_run:
             for note in _write(settings, definition, fixed):
-                click.echo(f"{note}.")
+                click.echo(f"Note: {note}.", err=True)
     if fixed.remains:
         raise _not_clear(definition, fixed)
 

@@ -129,12 +129,13 @@ class _Done(NamedTuple):
     repointed: tuple[pointing.Repointed, ...] = ()
     started: tuple[autostart.Started, ...] = ()
     not_started: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # on definitions
     seen: tuple[str, ...] = ()
     survey: Survey | None = None  # the last look's, where all that came after shows in no survey
 
     @property
     def problems(self) -> tuple[str, ...]:
-        return (*self.not_started, *self.seen)
+        return (*self.not_started, *self.notes, *self.seen)
 
     def then(self, later: _Done) -> _Done:
         """With what a later look did."""
@@ -144,6 +145,7 @@ class _Done(NamedTuple):
             (*self.repointed, *later.repointed),
             (*self.started, *later.started),
             (*self.not_started, *later.not_started),
+            (*self.notes, *later.notes),
             later.seen,
             later.survey,
         )
@@ -168,6 +170,7 @@ def _look_once(settings: Config, patience: float | None, dry_run: bool = False) 
         repointed=pointed.repointed,
         started=late.started,
         not_started=late.problems,
+        notes=pointed.notes,
         seen=(*done.seen, *pointed.problems),
         survey=None if late.started else pointed.seen,
     )

@@ -38,7 +38,7 @@ def start(domain: str, paused: bool, dry_run: bool) -> None:
     state = "is started, and paused" if paused else "runs"
     click.echo(f"{definition.label} {state}, with {_named(places)}.")
     for note in notes:
-        click.echo(f"{note}.")
+        click.echo(f"Note: {note}.", err=True)
 
 
 def _named(places: tuple[Place, ...]) -> str:
