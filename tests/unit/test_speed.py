@@ -35,6 +35,16 @@ def timed(work: Callable[[], object]) -> float:
 ROUNDS = 5  # a busy machine can spoil one
 
 
+def assert_in_a_round(measure: Callable[[], float], most: float) -> None:
+    """That MEASURE gives no more than MOST, in one round at least."""
+    seen: list[float] = []
+    while len(seen) < ROUNDS:
+        seen.append(measure())
+        if seen[-1] <= most:
+            return
+    pytest.fail(f"more than {most} in each round: {seen}")
+
+
 def fastest(*works: Callable[[], object], rounds: int = ROUNDS) -> list[float]:
     """The fastest of ROUNDS calls of each, taken in turns, so that noise hits all alike."""
     times = [[timed(work) for work in works] for _ in range(rounds)]
@@ -97,22 +107,25 @@ class Commands:
 @pytest.mark.skipif(os.geteuid() != 0, reason="the stub leaves at once for other users")
 def test_a_domain_without_a_vgpu_costs_little_more_than_a_shell(tmp_path: Path) -> None:
     commands = Commands(tmp_path)
-    ratios = []
-    for _ in range(ROUNDS):
+
+    def costs() -> float:
         shell, plain = fastest(commands.shell, commands.plain)
-        ratios.append(plain / shell)
-        if ratios[-1] <= 3:
-            return
-    pytest.fail(f"{ratios} times the shell, in each of {ROUNDS} rounds")
+        return plain / shell
+
+    assert_in_a_round(costs, 3)
 
 
 def test_a_worker_costs_the_hook_that_starts_it_little(tmp_path: Path) -> None:
     without, waking = Commands(tmp_path / "without"), Commands(tmp_path / "waking", True)
-    python, plain, forking = fastest(
-        without.python, lambda: without.hook("release"), lambda: waking.hook("release")
-    )
+
+    def costs() -> float:
+        python, plain, forking = fastest(
+            without.python, lambda: without.hook("release"), lambda: waking.hook("release")
+        )
+        return (forking - plain) / python
+
+    assert_in_a_round(costs, 0.5)
     assert (Path(waking.host.paths.runtime) / "worker.lock").exists()
-    assert forking - plain <= python / 2
 
 
 def table() -> None:
