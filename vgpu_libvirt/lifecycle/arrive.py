@@ -46,7 +46,8 @@ def arrive(context: Context, domain: Domain, document: bytes) -> bytes:
         try:
             places = _choose(context, domain, frozenset(refused))
         except RequestError as error:
-            raise trying.with_tried(failure or error, refused) from error
+            failure = failure or error
+            break
         there = {place.request.alias: place.device.address for place in places}
         answer = splice.repointed(document, there)
         try:
@@ -60,7 +61,7 @@ def arrive(context: Context, domain: Domain, document: bytes) -> bytes:
         else:
             return answer
     assert failure is not None
-    raise trying.with_tried(failure, refused) from failure
+    raise trying.with_tried(failure, refused)
 
 
 def _check_understood(domain: Domain) -> None:
