@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,8 +17,6 @@ from tests.packaging.conftest import ENVIRONMENT, install, run
 from tests.unit.host import REPOSITORY, domain_xml
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.unit.host import Host
 
 VF = "0000:3d:00.4"
@@ -40,12 +39,12 @@ def activate(root: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return run("sh", lib(root) / "activate", *options, root)
 
 
-def entry(root: Path) -> list[str | Path]:
-    """The command that runs the installed launcher, whose absolute paths lie below ROOT."""
-    text = (root / "usr/bin/vgpu-libvirt-hook").read_text()
+def entry(root: Path, name: str = "vgpu-libvirt-hook") -> list[str | Path]:
+    """The command that runs an installed launcher, whose absolute paths lie below ROOT."""
+    text = (root / "usr/bin" / name).read_text()
     launcher = root / "launcher"
     launcher.write_text(text.replace('"/usr/lib', f'"{root}/usr/lib'))
-    return ["/usr/bin/python3", "-BIS", launcher]
+    return [*text.splitlines()[0].removeprefix("#!").split(), launcher]
 
 
 def call(root: Path, host: Host, operation: str) -> tuple[int, str]:
@@ -130,6 +129,15 @@ def test_hooks_that_run_all_the_time_never_notice_an_upgrade(root: Path, host: H
     over.set()
     thread.join(60)
     assert set(ended) == {(0, "")}
+
+
+def test_what_exec_started_finds_the_shim_however_often_it_is_upgraded(root: Path) -> None:
+    command = [*entry(root, "virt-vgpu"), "exec", "printenv", "PYTHONPATH"]
+    found = run(*command)
+    assert found.returncode == 0, found.stdout
+    for _ in range(3):
+        assert activate(root).returncode == 0
+        assert (Path(found.stdout.strip()) / "sitecustomize.py").exists()
 
 
 def test_a_hook_that_was_changed_here_stays_as_it_is(root: Path) -> None:

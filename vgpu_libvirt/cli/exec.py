@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _NOT_FOUND = 127  # as env(1), and shells
 _NOT_RUN = 126
-_PRELOAD = os.path.join(os.path.dirname(os.path.dirname(__file__)), "preload")
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _PYTHON = re.compile(r"python[0-9.]*")
 _DEAF = {"I": "PYTHONPATH", "E": "PYTHONPATH", "S": "sitecustomize"}  # what they pass over
 _WITH_VALUE = "cmWX"  # options of Python's that end a word; -c and -m its options, too
@@ -43,7 +43,7 @@ def exec_(command: tuple[str, ...]) -> None:
     if why := _deaf(program, command[1:]):
         click.echo(f"virt-vgpu: warning: {command[0]} runs without the shim: {why}", err=True)
     before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_PRELOAD, before)))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_preload(), before)))
     # Python ignores these, which programs would inherit.
     for name in ("SIGPIPE", "SIGXFSZ"):
         signal.signal(getattr(signal, name), signal.SIG_DFL)
@@ -53,6 +53,17 @@ def exec_(command: tuple[str, ...]) -> None:
         click.echo(f"virt-vgpu: error: {command[0]} can't be run: {reason(error)}", err=True)
         missing = isinstance(error, FileNotFoundError | NotADirectoryError)
         raise click.exceptions.Exit(_NOT_FOUND if missing else _NOT_RUN) from error
+
+
+def _preload() -> str:
+    """Where sitecustomize is, and will be: PROGRAM may live longer than this version does.
+
+    We run from a copy of the package that goes with the upgrade after next (packaging/activate);
+    the link beside it always names one that is there.
+    """
+    live = os.path.join(os.path.dirname(os.path.dirname(_PACKAGE)), "live")
+    package = os.path.join(live, os.path.basename(_PACKAGE)) if os.path.islink(live) else _PACKAGE
+    return os.path.join(package, "preload")
 
 
 def _deaf(program: str, arguments: Sequence[str]) -> str | None:
