@@ -173,14 +173,15 @@ class VirshEdit(Editor):
         memory = 64 * 1024 + 1024 * (number % 8)
         script.write_text(EDITOR.format(was=number, will=number + 1, memory=memory))
         script.chmod(0o755)
-        answer = run("env", f"EDITOR={script}", "virsh", "--quiet", "edit", name)
-        if "not changed" in answer.output:
+        if definition(name).count(f"theirs {number}<") != 2:
             self.lost.append(f"edit {number} of {name}: {definition(name)}")
-        elif answer.status == 0:
+        answer = run("env", f"EDITOR={script}", "virsh", "--quiet", "edit", name)
+        # Without a terminal to ask at, it defines nothing then, and may exit with 0.
+        if "changed by another user" in answer.output:
+            self.counts["virsh edit, asked since we had changed it too"] += 1
+        elif answer.status == 0 and "not changed" not in answer.output:
             self.numbers[name] = number + 1
             self.counts["virsh edit"] += 1
-        elif "changed by another user" in answer.output:
-            self.counts["virsh edit, asked since we had changed it too"] += 1
         else:
             self.lost.append(answer.output)
 
