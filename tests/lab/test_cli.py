@@ -204,7 +204,7 @@ def test_a_dry_run_writes_nothing() -> None:
 
 def test_a_running_and_a_transient_domain_are_refused() -> None:
     start("web1", VF1)
-    assert "shut it down first" in refused("attach", "web1", "--profile", PROFILE)
+    assert "runs; say --live" in refused("attach", "web1", "--profile", PROFILE)
     assert "shut it down first" in refused("detach", "web1")
     virsh("undefine", "web1")
     assert "is transient" in refused("attach", "web1", "--profile", PROFILE)
@@ -251,7 +251,7 @@ def test_an_undo_after_a_hostdev_that_libvirt_refuses() -> None:
     # Hidden from us by its alias alone: virt-vgpu keeps off what the domain has, so break that.
     script = (
         "import sys; sys.argv = ['virt-vgpu', 'attach', 'web1', '--profile', '914'];"
-        "from vgpu_libvirt.cli import attach; attach._devices = lambda domain: set();"
+        "from vgpu_libvirt import choosing; choosing.pointed_by = lambda domains: frozenset();"
         "from vgpu_libvirt.cli.main import main; main()"
     )
     answer = run("/usr/bin/python3", "-c", script)

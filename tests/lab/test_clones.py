@@ -36,7 +36,7 @@ def place(name: str) -> str:
 
 def copy(name: str, new: str) -> str:
     """`virsh dumpxml | sed | virsh define`; return the new domain's UUID."""
-    identity = str(uuid.uuid4())
+    identity = f"ff{str(uuid.uuid4())[2:]}"  # the last in order, so that the others stay
     document = virsh("dumpxml", "--inactive", name)
     document = document.replace(f"<name>{name}<", f"<name>{new}<").replace(uuid_of(name), identity)
     path = Path("/tmp") / f"{new}.xml"
