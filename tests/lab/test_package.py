@@ -22,6 +22,7 @@ from tests.lab.guest import (
     HOOKS,
     OUR_HOOK,
     PROFILE_ID,
+    SYSTEMD,
     VF1,
     VF2,
     assert_free,
@@ -197,7 +198,9 @@ def test_purge_leaves_the_store_while_a_guest_has_a_claim(package: Path) -> None
 def test_a_libvirt_that_had_no_hooks_finds_those_that_come(package: Path) -> None:
     dpkg("--remove", "vgpu-libvirt")
     restart_libvirtd()
+    SYSTEMD.rmdir()  # its systemctl isn't here
     dpkg("--install", package)
+    SYSTEMD.mkdir()
     define("web1", VF1)
     virsh("start", "web1")
     assert claim(VF1) is not None
