@@ -12,13 +12,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .. import choosing, trying
-from ..claims import locks, store, witnesses
+from ..claims import locks, store
 from ..claims.liveness import State
 from ..claims.model import Phase
 from ..domain import splice
 from ..domain.match import Wanted
 from ..errors import RefusedError, RequestError, VgpuError
-from ..revert import Revert
 from ..survey import look, nodes_of
 from . import learn
 from .prepare import Start, assign
@@ -127,11 +126,5 @@ def _make_ready(context: Context, domain: Domain, places: tuple[Place, ...]) -> 
     )
     start = Start(context, domain, context.release_deadline(), [], [], reserves=True)
     with locks.devices(state, [each.device for each in wanted], context.lock_deadline()):
-        try:
-            world = witnesses.look_around(context.config.paths)
-            with Revert() as undo:
-                for each in wanted:
-                    assign(start, each, world, undo)
-        except VgpuError as error:
-            raise RefusedError("; ".join([str(error), *start.kept])) from error
+        assign(start, wanted)
     learn.from_lists(context.config.paths, start.seen)  # what hinders it stops nothing

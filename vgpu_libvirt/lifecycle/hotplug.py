@@ -14,7 +14,6 @@ from ..claims import inventory, locks, processes, store, witnesses
 from ..claims.liveness import State
 from ..claims.model import Qemu
 from ..errors import KeptError, RefusedError, VgpuError
-from ..revert import Revert
 from . import learn, running, suitability
 from .context import Context
 from .prepare import Start, assign, release_leftover
@@ -61,12 +60,7 @@ def make_ready(context: Context, domain: Domain, wanted: Wanted) -> Claim:
         if earlier and earlier.domain_uuid == domain.uuid:
             release_leftover(plug, earlier)
         suitability.check_places(context, live.domain, (wanted,))
-        try:
-            world = witnesses.look_around(paths)
-            with Revert() as undo:
-                claim = assign(plug, wanted, world, undo)
-        except VgpuError as error:
-            raise RefusedError("; ".join([str(error), *plug.kept])) from error
+        (claim,) = assign(plug, [wanted])
     learn.from_lists(paths, plug.seen)  # what hinders it stops nothing
     return claim
 

@@ -19,7 +19,7 @@ from . import learn, suitability
 from .release import drop, give_back, keep_visibly
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from ..claims.model import Claim, Qemu
     from ..claims.witnesses import World
@@ -62,14 +62,7 @@ def prepare(context: Context, domain: Domain) -> None:
         for claim in own:
             if not _is_reserved_for(claim, wanted):
                 release_leftover(start, claim)
-        try:
-            # Once for all of them: whoever writes looks again, right before it does.
-            world = witnesses.look_around(context.config.paths)
-            with Revert() as undo:
-                for each in wanted:
-                    assign(start, each, world, undo)
-        except VgpuError as error:
-            raise RefusedError("; ".join([str(error), *start.kept])) from error
+        assign(start, wanted)
     learn.from_lists(context.config.paths, start.seen)  # what hinders it stops no start
 
 
@@ -131,7 +124,21 @@ def release_leftover(start: Start, claim: Claim) -> None:
         ) from error
 
 
-def assign(start: Start, wanted: Wanted, world: World, undo: Revert) -> Claim:
+def assign(start: Start, wanted: Iterable[Wanted]) -> list[Claim]:
+    """Claim and program each device of WANTED: all of them or none.
+
+    Raises RefusedError, which says too what could not be given back.
+    """
+    try:
+        # Once for all of them: whoever writes looks again, right before it does.
+        world = witnesses.look_around(start.context.config.paths)
+        with Revert() as undo:
+            return [_assign(start, each, world, undo) for each in wanted]
+    except VgpuError as error:
+        raise RefusedError("; ".join([str(error), *start.kept])) from error
+
+
+def _assign(start: Start, wanted: Wanted, world: World, undo: Revert) -> Claim:
     """Claim and program one device; UNDO is told how to take it back."""
     paths = start.context.config.paths
     reserved = _make_way(start, wanted, world)
