@@ -75,6 +75,18 @@ class PciAddress(NamedTuple):
         return self in ((0, 0, 0, 0), (0xFFFF, 0xFF, 0x1F, 7))
 
 
+# Where a device is: most are at an address; what mediated devices are made on may only have a name.
+Location = PciAddress | str
+
+
+def location(name: str) -> Location:
+    """The address that NAME is, as sysfs writes it, else NAME itself."""
+    try:
+        return PciAddress.parse(name)
+    except AddressError:
+        return name
+
+
 @functools.lru_cache(maxsize=16384)  # a device is looked up by its name again and again
 def _text_of(address: PciAddress) -> str:
     return f"{address.domain:04x}:{address.bus:02x}:{address.slot:02x}.{address.function:x}"

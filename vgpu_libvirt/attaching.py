@@ -20,6 +20,7 @@ from .survey import look, nodes_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from .address import Location
     from .config import Config
     from .devices.model import Device, Inventory
     from .domain.model import Request
@@ -31,7 +32,8 @@ class Choice(NamedTuple):
     """What a domain gets, and the end of a sentence that says why there."""
 
     request: Request  # its profile by its full name
-    device: Device
+    device: Device  # of a mediated one, where it can be made
+    source: Location  # what its hostdev names
     why: str
     inventory: Inventory  # all that the host had to choose from
 
@@ -59,7 +61,8 @@ def choose(
     request = request._replace(profile=placement.resolve(request.profile, host).name)
     nodes = nodes_of(config, domain._replace(requests=(request,)))
     device, why = choosing.one_more(domain, request, nodes, config.policy.placement, host)
-    return Choice(request, device, why, host.inventory)
+    source = choosing.source_of(device, domain, request.alias)
+    return Choice(request, device, source, why, host.inventory)
 
 
 def define(definition: Definition, choice: Choice) -> None:
@@ -67,7 +70,7 @@ def define(definition: Definition, choice: Choice) -> None:
     left: list[str] = []
     try:
         with Revert() as undo:
-            sides.add(definition, choice.request, choice.device.address, undo, left)
+            sides.add(definition, choice.request, choice.source, undo, left)
     except LibvirtError as error:
         raise LibvirtError("; ".join([str(error), *left])) from error
 
@@ -109,8 +112,8 @@ def _plug(
 ) -> list[str]:
     """Claim, program and plug in; or undo it, last first, and say in LEFT what stays."""
     live = both[-1]
-    request, address = choice.request, choice.device.address
-    claim = hotplug.make_ready(context, sides.parsed(live), Wanted(request, address))
+    request, source = choice.request, choice.source
+    claim = hotplug.make_ready(context, sides.parsed(live), Wanted(request, source))
 
     def give_up() -> None:
         left.extend(hotplug.take_back(context, claim, is_over=_answers(live)))
@@ -119,7 +122,7 @@ def _plug(
         with Revert() as undo:
             undo.add(give_up)
             for side in both:
-                sides.add(side, request, address, undo, left)
+                sides.add(side, request, source, undo, left)
             return hotplug.plugged(context, claim)
     except VgpuError as error:
         raise type(error)("; ".join([str(error), *left])) from error

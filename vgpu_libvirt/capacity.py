@@ -18,6 +18,7 @@ from .devices.model import Profile
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from .address import Location
     from .claims.store import Claims
     from .devices.model import Device, Gpu, Inventory
 
@@ -41,7 +42,7 @@ class Host(NamedTuple):
     def is_cordoned(self, device: Device) -> bool:
         """Whether nothing new is put on DEVICE, by its own cordon or its GPU's."""
         return bool(self.cordoned) and (
-            device.name in self.cordoned or str(device.gpu) in self.cordoned
+            str(device.address) in self.cordoned or str(device.gpu) in self.cordoned
         )
 
     def is_open(self, device: Device) -> bool:
@@ -69,7 +70,11 @@ class Host(NamedTuple):
         """The profile on DEVICE, or the one that is about to be: its claim's. None: neither."""
         claim = self.claims.readable.get(device.name)
         if claim and device.type_id in (0, None, claim.profile.id):
-            return claim.profile
+            if not device.is_mdev:
+                return claim.profile
+            # What its GPU tells of it besides isn't in a claim.
+            named = profiles.find(str(claim.profile.id), self.profiles)
+            return named[0] if named else claim.profile
         if not device.type_id:
             return self.planned.get(device.name)
         named = profiles.find(str(device.type_id), self.profiles)
@@ -96,7 +101,7 @@ class GpuUse(NamedTuple):
 
     def fitting(self, profile: Profile) -> list[Device]:
         """The free devices that list PROFILE."""
-        return [device for device in self.free if profile in (device.creatable or ())]
+        return [device for device in self.free if device.listed(profile)]
 
     @property
     def sizes(self) -> set[int | None]:
@@ -152,10 +157,14 @@ def narrowed(host: Host, gpus: Iterable[Gpu]) -> Host:
         ),
         busy=host.busy & names,
         pointed=host.pointed & names,
-        cordoned=host.cordoned & (names | {str(gpu.address) for gpu in gpus}),
+        cordoned=host.cordoned & (names | {str(at) for gpu in gpus for at in _places(gpu)}),
         dirty=host.dirty & names,
         planned={name: host.planned[name] for name in names if name in host.planned},
     )
+
+
+def _places(gpu: Gpu) -> Iterable[Location]:
+    return gpu.address, *(device.address for device in gpu.devices)
 
 
 def cleared(host: Host, device: Device) -> Host:
@@ -180,6 +189,7 @@ def cleared(host: Host, device: Device) -> Host:
         profile
         for profile in host.profiles
         if cards.card_of(profile) in kinds
+        and isinstance(profile.id, str) == device.is_mdev
         and (not left.present or profile in listed or profile.framebuffer_mib in left.sizes)
     )
     return _with(there, device._replace(type_id=0, creatable=expected))
@@ -209,6 +219,7 @@ def use_of(gpu: Gpu, host: Host) -> GpuUse:
     present = tuple(profile for _, profile in given)
     pending = tuple(profile for device, profile in given if host.awaits(device))
     offered = {profile for device in gpu.devices for profile in device.creatable or ()}
+    offered.update(gpu.profiles)
     kinds = frozenset(cards.card_of(profile) for profile in (*offered, *present))
     known = max((cards.framebuffer_mib(kind) or 0 for kind in kinds), default=0)
     total = max(known, cards.largest_mib(p for p in host.profiles if cards.card_of(p) in kinds))
@@ -218,7 +229,8 @@ def use_of(gpu: Gpu, host: Host) -> GpuUse:
     surely = listed - sum(profile.framebuffer_mib or 0 for profile in pending)
     left = total - used
     is_known = None not in sizes and bool(
-        known or not present or (kinds and kinds <= host.complete)
+        # Where mediated devices are made, all types are told of at all times.
+        known or gpu.profiles or not present or (kinds and kinds <= host.complete)
     )
     if not is_known:
         left = surely if None in sizes else max(left, surely)
@@ -240,9 +252,12 @@ def startable(profile: Profile, use: GpuUse) -> int:
       instances, and in mixed-size mode, where the driver also wants each size in its place.
     """
     free = len(use.fitting(profile))
+    for limited, most in use.gpu.most:
+        if limited.name == profile.name:
+            free = min(free, most - sum(each.name == limited.name for each in use.present))
     size = profile.framebuffer_mib
-    if not free or size is None:
-        return free
+    if free <= 0 or size is None:
+        return max(free, 0)
     if any(other.framebuffer_mib != size for other in use.pending) and not use.is_mixed:
         return 0
     return max(min(free, use.left_mib // size), 0 if use.pending else 1)

@@ -7,15 +7,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from . import placement, together
 from .capacity import cleared, narrowed
+from .devices import backend, mdev
+from .devices.mdev_life import mdev_uuid
 from .domain.read import parse_domain
 from .errors import DomainXmlError, RequestError
 from .placement import Company, Placed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
+    from .address import Location
     from .capacity import Host
-    from .devices.model import Device, Profile
+    from .devices.model import Device, Gpu, Profile
     from .domain.model import Domain, Request
     from .libvirt_api import Definition
     from .together import Choice, Wish
@@ -27,20 +30,31 @@ class Place(NamedTuple):
     """A device for a request; `came` is where its hostdev points, None: there is no hostdev."""
 
     request: Request
-    profile: Profile
-    device: Device
+    profile: Profile  # as the device lists it
+    device: Device  # of a mediated one, where it can be made
+    source: Location  # what its hostdev must name: a VF's address, or a mediated device's UUID
     came: str | None
     why: str  # the end of a sentence
 
     @property
     def moves(self) -> bool:
         """Whether its hostdev has to be pointed elsewhere, or added."""
-        return self.came != self.device.name
+        return self.came != str(self.source)
+
+
+def source_of(device: Device, domain: Domain, alias: str) -> Location:
+    """What the hostdev ALIAS of DOMAIN must name to get DEVICE."""
+    return mdev_uuid(domain.uuid, alias) if device.is_mdev else device.address
 
 
 def pointed_by(domains: Iterable[Domain]) -> frozenset[str]:
     """The devices that the hostdevs of DOMAINS name."""
-    return frozenset(str(h.address) for domain in domains for h in domain.hostdevs if h.address)
+    return frozenset(
+        str(hostdev.address or hostdev.uuid)
+        for domain in domains
+        for hostdev in domain.hostdevs
+        if hostdev.address or hostdev.uuid
+    )
 
 
 def others(definitions: Iterable[Definition], uuid: str) -> Iterator[Domain]:
@@ -63,20 +77,27 @@ def one_more(
 
     DOMAIN lives on NODES. Raises RequestError, with the reason for each GPU.
     """
-    devices = {device.address: device for device in host.inventory.devices}
-    there = []
-    for other in domain.requests:
-        hostdev = domain.hostdev(other.alias)
-        if hostdev and hostdev.address in devices:
-            try:
-                profile = placement.resolve(other.profile, host)
-            except RequestError:
-                profile = None  # it won't start, whatever we do
-            there.append(Placed(other, devices[hostdev.address], profile))
+    company = placed_beside(domain, {request.alias}, host)._replace(nodes=nodes)
     wish = together.Wish(request, placement.resolve(request.profile, host))
     host = host._replace(busy=host.busy | pointed_by([domain]))
-    (choice,) = together.place([wish], policy, host, Company(nodes, tuple(there)))
+    (choice,) = together.place([wish], policy, host, company)
     return choice
+
+
+def placed_beside(domain: Domain, aliases: Collection[str], host: Host) -> Company:
+    """What DOMAIN has besides the vGPUs with ALIASES, where its hostdevs point."""
+    devices = {device.name: device for device in host.inventory.devices}
+    there = []
+    for other in domain.requests:
+        device = devices.get(_pointed(domain, other) or "")
+        if other.alias in aliases or device is None:
+            continue
+        try:
+            profile = placement.resolve(other.profile, host)
+        except RequestError:
+            profile = None  # it won't start, whatever we do
+        there.append(Placed(other, device, profile))
+    return Company(others=tuple(there))
 
 
 def check_hostdevs(domain: Domain, label: str) -> None:
@@ -86,8 +107,9 @@ def check_hostdevs(domain: Domain, label: str) -> None:
     """
     for request in domain.requests:
         hostdev = domain.hostdev(request.alias)
-        if hostdev and (hostdev.managed or hostdev.kind != "pci"):
-            what = "managed='yes'" if hostdev.managed else f"type '{hostdev.kind}'"
+        is_managed = hostdev and hostdev.kind == "pci" and hostdev.managed
+        if hostdev and (is_managed or hostdev.kind not in ("pci", "mdev")):
+            what = "managed='yes'" if is_managed else f"type '{hostdev.kind}'"
             raise RequestError(
                 f"the hostdev '{request.alias}' of {label} has {what}, with which it gets no vGPU; "
                 f"run 'virt-vgpu fix-xml {domain.name}'"
@@ -147,12 +169,13 @@ def _kept(
         if name is None:
             continue
         company = Company(nodes, tuple(kept.values()))
-        here = (gpu for gpu in host.inventory.gpus if name in (d.name for d in gpu.devices))
-        near = _beside(narrowed(host, here), kept.values())
+        near = _beside(narrowed(host, gpus_at(name, host)), kept.values())
         ranking = placement.rank(wish.profile, wish.request, policy, near, company)
         for device in ranking.devices:
-            if device.name == name:
+            # A mediated device is made where there is room, and stays what it is.
+            if name == str(source_of(device, domain, wish.request.alias)):
                 kept[wish.request.alias] = Placed(wish.request, device, wish.profile)
+                break
     return kept
 
 
@@ -175,16 +198,33 @@ def _chosen(
         for wish, choice in zip(rest, choices, strict=True)
     }
     found |= {alias: (placed.device, _STAYS) for alias, placed in kept.items()}
-    return tuple(
-        Place(
-            wish.request,
-            wish.profile,
-            found[wish.request.alias][0],
-            _pointed(domain, wish.request),
-            found[wish.request.alias][1],
-        )
-        for wish in wishes
+    return tuple(_place(domain, wish, *found[wish.request.alias], host) for wish in wishes)
+
+
+def _place(domain: Domain, wish: Wish, device: Device, why: str, host: Host) -> Place:
+    return Place(
+        wish.request,
+        profile_on(device, wish.profile, host),
+        device,
+        source_of(device, domain, wish.request.alias),
+        _pointed(domain, wish.request),
+        why,
     )
+
+
+def profile_on(device: Device, profile: Profile, host: Host) -> Profile:
+    """PROFILE under the id that it has on DEVICE, which may have to be cleared first."""
+    known = (each for each in host.profiles if each.name == profile.name)
+    of_its_kind = (each for each in known if isinstance(each.id, str) == device.is_mdev)
+    return device.listed(profile) or next(of_its_kind, profile)
+
+
+def gpus_at(name: str, host: Host) -> Iterator[Gpu]:
+    """The GPUs on which a hostdev that names NAME can be: a VF's, or all with mediated devices."""
+    for gpu in host.inventory.gpus:
+        is_mdev = backend.is_mdev(name) and gpu.backend == mdev.BACKEND
+        if is_mdev or any(device.name == name for device in gpu.devices):
+            yield gpu
 
 
 def _beside(host: Host, kept: Iterable[Placed]) -> Host:
@@ -199,4 +239,4 @@ def _beside(host: Host, kept: Iterable[Placed]) -> Host:
 
 def _pointed(domain: Domain, request: Request) -> str | None:
     hostdev = domain.hostdev(request.alias)
-    return str(hostdev.address) if hostdev and hostdev.address else None
+    return str(hostdev.address or hostdev.uuid or "") or None if hostdev else None

@@ -79,7 +79,7 @@ def _look_up(context: Context, live: Definition, alias: str) -> tuple[str | None
     domain = parse_domain(live.document)
     claims = store.read_all(context.config.paths.state)
     hostdev = domain.hostdev(alias)
-    device = str(hostdev.address) if hostdev and hostdev.address else None
+    device = str(hostdev.address or hostdev.uuid or "") or None if hostdev else None
     if device in claims.unreadable:
         raise ClaimUnreadableError(claims.unreadable[device])
     for claim in claims.of_domain(domain.uuid):

@@ -106,7 +106,11 @@ def _domain_changes(operation: str, document: bytes, streams: Streams, caller: C
     try:
         domain = _read(document)
         asks = domain.asks
-        if operation in MAY_REFUSE and not asks and not any(h.address for h in domain.hostdevs):
+        if (
+            operation in MAY_REFUSE
+            and not asks
+            and not any(h.address or h.uuid for h in domain.hostdevs)
+        ):
             return DONE
         outcome = _run(operation, domain, document, caller)
         refused = outcome.harm is not None

@@ -17,7 +17,6 @@ from .errors import RequestError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .address import PciAddress
     from .capacity import GpuUse, Host
     from .devices.model import Device, Gpu, Profile
     from .domain.model import Request
@@ -52,7 +51,7 @@ class Candidate(NamedTuple):
     far: bool  # whether it isn't on the domain's NUMA nodes
     other: bool  # under `pack`: whether its GPU doesn't run this size yet
     order: Fraction  # share of framebuffer in use; negative under `pack`
-    address: PciAddress
+    place: tuple[object, ...]  # its address, for an order among equals
     device: Device
 
 
@@ -74,8 +73,8 @@ def resolve(wanted: str, host: Host) -> Profile:
     Raises RequestError for one that is unknown or ambiguous, with what there is instead.
     """
     found = profiles.find(wanted, host.profiles)
-    if len(found) == 1:
-        return found[0]
+    if len({profile.name for profile in found}) == 1:
+        return found[0]  # under several ids, on a host that gives it in several ways
     if found:
         raise RequestError(
             f"profile '{wanted}' is ambiguous: it could be {profiles.listed(found)}; ask for one "
@@ -209,12 +208,12 @@ def _candidates_in(
         far=False,
         other=pack and profile.framebuffer_mib not in use.sizes,
         order=-share if pack else share,
-        address=devices[0].address,
+        place=devices[0].order,
         device=devices[0],
     )
     for device in devices:
         is_pointed = device.name in host.pointed
-        yield best._replace(pointed=is_pointed, address=device.address, device=device)
+        yield best._replace(pointed=is_pointed, place=device.order, device=device)
 
 
 def _share(profile: Profile, use: GpuUse, pointed: int) -> Fraction:

@@ -120,10 +120,10 @@ def _make(config: Config, connection: Any, move: Move, notes: list[str]) -> bool
         before = edit.find_hostdev(definition.document, move.alias)
         after = None
         if move.place:
-            address = move.place.device.address
-            if any(hostdev.address == address for hostdev in now.hostdevs):
+            source = move.place.source
+            if any(source in (hostdev.address, hostdev.uuid) for hostdev in now.hostdevs):
                 return False
-            after = edit.repointed(before, address) if before else edit.hostdev(move.alias, address)
+            after = edit.pointing(before, move.alias, source)
         change = Edit(definition.uuid, move.alias, before, after)
         if note := edits.apply(config.paths.state, definition, change):
             notes.append(note)
@@ -131,7 +131,7 @@ def _make(config: Config, connection: Any, move: Move, notes: list[str]) -> bool
 
 
 def _told(move: Move) -> Repointed:
-    goes = move.place.device.name if move.place else None
+    goes = str(move.place.source) if move.place else None
     return Repointed(move.domain.uuid, move.domain.name, move.alias, move.came, goes)
 
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from . import choosing
 from .capacity import cleared, narrowed
+from .devices import backend, mdev
+from .devices.mdev_life import mdev_uuid
 from .errors import RequestError
 
 if TYPE_CHECKING:
@@ -89,8 +91,10 @@ def _staying(
 
     GPUS are the host's, by the names of their devices.
     """
-    names = (name for name in choosing.pointed_by([one.domain]) if name in gpus)
-    its_own = {gpus[name].address: gpus[name] for name in names}
+    names = choosing.pointed_by([one.domain])
+    its_own = {gpus[name].address: gpus[name] for name in names if name in gpus}
+    if any(map(backend.is_mdev, names)):  # made on whatever GPU has room
+        its_own |= {gpu.address: gpu for gpu in gpus.values() if gpu.backend == mdev.BACKEND}
     near = _as_its_own(narrowed(host, its_own.values()), one.domain)
     return choosing.staying(one.domain, one.nodes, policy, _without(near, taken))
 
@@ -148,8 +152,12 @@ def _check(domain: Domain) -> None:
 def _without_request(domain: Domain, gpus: Mapping[str, Gpu]) -> list[Move]:
     """The hostdevs at our devices whose request is gone."""
     asked = {request.alias for request in domain.requests}
-    return [
-        Move(domain, hostdev.alias, str(hostdev.address), None)
-        for hostdev in domain.hostdevs
-        if hostdev.alias and hostdev.alias not in asked and str(hostdev.address) in gpus
-    ]
+    found = []
+    for hostdev in domain.hostdevs:
+        if hostdev.alias is None or hostdev.alias in asked:
+            continue
+        name = str(hostdev.address or hostdev.uuid)
+        # A mediated device is ours by its UUID, whether it exists or not.
+        if str(hostdev.address) in gpus or name == mdev_uuid(domain.uuid, hostdev.alias):
+            found.append(Move(domain, hostdev.alias, name, None))
+    return found

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from . import capacity
 from .claims import liveness
 from .claims.model import Phase
-from .devices.model import Profile, distinct
+from .devices.model import Profile, distinct, location_order, profile_order
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from .address import Location
     from .claims.cordons import Cordon
     from .claims.liveness import Verdict
     from .claims.model import Claim
@@ -78,13 +79,15 @@ class Report(NamedTuple):
 
 def build(survey: Survey) -> Report:
     """Make the report."""
-    cordons = {cordon.target: cordon for cordon in survey.cordons}
+    cordons: dict[Location, Cordon] = {cordon.target: cordon for cordon in survey.cordons}
     gpus = tuple(
         GpuRow(
             gpu,
             tuple(
                 _row(survey, device)._replace(cordon=cordons.get(device.address))
                 for device in gpu.devices
+                # A parent's slots but the first only count how often something can be made there.
+                if device.uuid or not device.slot
             ),
             cordons.get(gpu.address),
         )
@@ -107,7 +110,12 @@ def capacities(survey: Survey) -> tuple[Capacity, ...]:
             Capacity(profile, gpu, capacity.startable(profile, use), capacity.bound(profile, use))
             for profile in distinct((*listed, *use.present))
         ]
-    return tuple(sorted(found, key=lambda one: (one.profile, one.gpu.address)))
+    return tuple(
+        sorted(
+            found,
+            key=lambda one: (profile_order(one.profile), location_order(one.gpu.address)),
+        )
+    )
 
 
 def status_json(report: Report) -> dict[str, Any]:
@@ -145,8 +153,9 @@ def profiles_json(found: Iterable[Capacity]) -> list[dict[str, Any]]:
 def _device_json(row: DeviceRow) -> dict[str, Any]:
     claim = row.claim
     return {
-        "address": row.device.name,
-        "profile": row.profile._asdict() if row.profile else None,
+        "address": str(row.device.address),
+        **({"uuid": row.device.uuid} if row.device.is_mdev else {}),
+        "profile": row.profile.to_json() if row.profile else None,
         "state": row.state,
         "claim": claim
         and {

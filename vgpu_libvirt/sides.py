@@ -14,7 +14,7 @@ from .domain.read import parse_domain
 from .errors import DomainXmlError, LibvirtError, RequestError
 
 if TYPE_CHECKING:
-    from .address import PciAddress
+    from .address import Location
     from .domain.model import Domain, Request
     from .libvirt_api import Definition
     from .revert import Revert
@@ -67,15 +67,15 @@ def parsed(side: Definition) -> Domain:
 
 
 def add(
-    side: Definition, request: Request, address: PciAddress, undo: Revert, left: list[str]
+    side: Definition, request: Request, source: Location, undo: Revert, left: list[str]
 ) -> None:
     """Write REQUEST and its hostdev; what UNDO can't take back is said in LEFT."""
     # Anew, since making the device ready takes its time, and others may have written meanwhile.
     before = edit.metadata(libvirt_api.look_again(side).document)
     set_metadata(side, before, edit.with_request(before, request), undo, left)
     # Before the attempt: a device may have been plugged in although libvirt reports a failure.
-    undo.add(lambda: _take_out(side, request.alias, address, left))
-    libvirt_api.attach(side, edit.hostdev(request.alias, address))
+    undo.add(lambda: _take_out(side, request.alias, source, left))
+    libvirt_api.attach(side, edit.hostdev(request.alias, source))
 
 
 def set_metadata(
@@ -129,12 +129,12 @@ def without(metadata: str | None, alias: str) -> str | None:
     return edit.without_request(metadata, alias)
 
 
-def _take_out(side: Definition, alias: str, address: PciAddress, left: list[str]) -> None:
+def _take_out(side: Definition, alias: str, source: Location, left: list[str]) -> None:
     try:
         now = libvirt_api.look_again(side)
         hostdev = parse_domain(now.document).hostdev(alias)
         text = edit.find_hostdev(now.document, alias)
-        if hostdev is None or text is None or hostdev.address != address:
+        if hostdev is None or text is None or source not in (hostdev.address, hostdev.uuid):
             return
         libvirt_api.detach(side, text)
         if side.is_live and parse_domain(libvirt_api.look_again(side).document).hostdev(alias):

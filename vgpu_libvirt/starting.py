@@ -238,8 +238,7 @@ def _start(
 ) -> tuple[Claim, ...]:
     """Reserve, re-point and create; on failure nothing stays reserved. Return what was."""
     wishes = [
-        Wish(Wanted(place.request, place.device.address), place.device.gpu, place.profile)
-        for place in places
+        Wish(Wanted(place.request, place.source), place.device, place.profile) for place in places
     ]
     claims = reserve(context, domain, wishes)
     left: list[str] = []
@@ -279,9 +278,9 @@ def _judging(config: Config, startable: Startable) -> Context:
 
 
 def _edit(definition: Definition, place: Place) -> Edit:
-    alias, address = place.request.alias, place.device.address
+    alias = place.request.alias
     before = edit.find_hostdev(definition.document, alias)
-    after = edit.repointed(before, address) if before else edit.hostdev(alias, address)
+    after = edit.pointing(before, alias, place.source)
     return Edit(definition.uuid, alias, before, after)
 
 

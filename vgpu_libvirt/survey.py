@@ -13,7 +13,7 @@ from .capacity import host
 from .claims import cordons, store, witnesses
 from .claims.liveness import State, Verdict
 from .claims.store import Claims
-from .devices import catalogue, numa, vendor_vfio
+from .devices import backend, catalogue, hardware, mdev_slots, numa, vendor_vfio
 from .devices.catalogue import Catalogue
 from .errors import CatalogueError, DeviceError, StoreError, VgpuError
 from .lifecycle.context import Context
@@ -43,8 +43,10 @@ def look(config: Config) -> Survey:
     """Look at the host: its processes once, however many devices it has."""
     paths = config.paths
     context = Context(config)
-    inventory = vendor_vfio.discover(paths.sysfs, config.policy.exclude)
+    inventory = hardware.discover(paths.sysfs, config.policy.exclude)
     claims, problems = _claims(paths, inventory)
+    awaited = ((c.device, c.gpu, c.profile) for c in claims.readable.values())
+    inventory = mdev_slots.with_awaited(inventory, awaited)
     fences = cordons.read_all(paths.state)
     remembered, forgotten = _catalogue(paths)
     daemons = (claim.daemon for claim in claims.readable.values())
@@ -55,6 +57,8 @@ def look(config: Config) -> Survey:
     busy = {device for domain in world.domains.domains for device in domain.devices}
     # Most hosts have few open VFIO files and many VFs, whose nodes cost two look-ups each.
     for device in inventory.devices if world.handles.holders else ():
+        if device.is_mdev and device.uuid is None:
+            continue  # nothing that could be open
         try:
             if world.handles.on(context.nodes(device.name)):
                 busy.add(device.name)
@@ -96,6 +100,8 @@ def _dirty(host: Host, verdicts: dict[str, Verdict], may_reset: bool) -> frozens
     """The devices that a start of anybody's would clear first: see lifecycle/prepare.py."""
     found = set()
     for device in host.inventory.devices:
+        if device.is_mdev:
+            continue  # another's is in nobody's way but by the room it takes, and sync removes it
         claim = host.claims.readable.get(device.name)
         if claim is None:
             is_ours = may_reset and bool(device.type_id)
@@ -135,6 +141,9 @@ def _verdict(context: Context, claim: Claim, world: World) -> Verdict:
 def _whereabouts(paths: Paths, name: str) -> str:
     """Why a claimed device isn't in the inventory, as the end of a sentence about it."""
     try:
+        if backend.is_mdev(name):
+            there = backend.exists(paths.sysfs, name)
+            return "whose GPU is none that shows" if there else "which isn't there"
         address = PciAddress.parse(name)
         if not vendor_vfio.exists(paths.sysfs, address):
             return "which is not on this host any more"

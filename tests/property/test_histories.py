@@ -440,7 +440,7 @@ class Histories(RuleBasedStateMachine):
         claim = context.new_claim(
             parse_domain(self.guest(name).xml),
             "ua-vgpu0",
-            address,
+            vf,
             address._replace(slot=0, function=0),
             PROFILE,
         )._replace(phase=Phase.RESERVED, domain_id=None)

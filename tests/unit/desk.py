@@ -78,7 +78,7 @@ def requests(domain: Domain, live: bool = False) -> tuple[Request, ...]:
 
 
 def pointed(domain: Domain, live: bool = False) -> dict[str | None, str]:
-    """Alias -> address of its hostdevs, none of which is managed."""
+    """Alias -> device of its hostdevs, none of which is managed."""
     hostdevs = parsed(domain, live).hostdevs
     assert not any(hostdev.managed for hostdev in hostdevs)
-    return {hostdev.alias: str(hostdev.address) for hostdev in hostdevs}
+    return {hostdev.alias: str(hostdev.address or hostdev.uuid) for hostdev in hostdevs}

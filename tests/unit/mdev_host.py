@@ -60,13 +60,13 @@ GVT = [
 class MdevHost:
     """Builds the tree."""
 
-    def __init__(self, root: Path) -> None:
-        self.sysfs = root / "sys"
+    def __init__(self, root: Path, sysfs: Path | None = None) -> None:
+        self.sysfs = sysfs or root / "sys"
         self.bus = self.sysfs / "class/mdev_bus"
         self.mdevs = self.sysfs / "bus/mdev/devices"
         self.pci = self.sysfs / "bus/pci/devices"
         for directory in (self.bus, self.mdevs, self.pci):
-            directory.mkdir(parents=True)
+            directory.mkdir(parents=True, exist_ok=True)
 
     @property
     def path(self) -> str:

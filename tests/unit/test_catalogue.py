@@ -170,7 +170,7 @@ def test_types_and_sizes_that_no_list_shows_any_more_are_known(host: Host) -> No
     for vf in vfs[1:]:
         host.set_list(vf, "1155 : NVIDIA NEW1-24Q\n")
     seen = look(host.config)
-    assert report.build(seen).gpus[0].devices[0].profile == (1155, "NVIDIA NEW1-24Q")
+    assert report.build(seen).gpus[0].devices[0].profile == Profile(1155, "NVIDIA NEW1-24Q")
     (one,) = report.capacities(seen)
     assert (one.startable, one.bound) == (1, ""), "of 48 GB, as the catalogue tells"
 

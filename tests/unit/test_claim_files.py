@@ -22,6 +22,7 @@ from tests.unit.host import WEB1, WEB2
 from tests.unit.support import VF, child, directory_for_all, new_claim, nobody, python
 from vgpu_libvirt.claims import model, store
 from vgpu_libvirt.claims.model import Claim, Namespaces, Phase, Qemu
+from vgpu_libvirt.devices.model import Profile
 from vgpu_libvirt.errors import ClaimedError, ClaimUnreadableError, StoreError
 
 pytestmark = pytest.mark.promise(2, 3, 5)
@@ -333,8 +334,18 @@ def test_a_stray_file_is_reported_and_protects_nothing(state: str, file: Path, n
 
 
 def test_a_mediated_device_is_called_by_its_uuid(state: str) -> None:
-    store.create(state, new_claim(WEB2))
-    assert list(store.read_all(state).readable) == [WEB2]
+    claim = new_claim(WEB2, profile=Profile("nvidia-558", "NVIDIA A40-8Q"))
+    store.create(state, claim)
+    assert store.read_all(state).readable == {WEB2: claim}
+
+
+@pytest.mark.parametrize("device, number", [(OTHER, "nvidia-558"), (WEB2, 1152)])
+def test_a_profile_is_called_as_devices_of_its_kind_call_theirs(
+    state: str, device: str, number: int | str
+) -> None:
+    store.create(state, new_claim(device, profile=Profile(number, "NVIDIA L40S-8Q")))
+    with pytest.raises(ClaimUnreadableError, match=r"wrong in 'profile\.id'"):
+        store.read(state, device)
 
 
 def test_the_claims_of_a_domain_in_the_order_of_their_devices(state: str) -> None:

@@ -12,6 +12,8 @@ from tests.unit.desk import Desk, parsed, pointed
 from tests.unit.fake_libvirt import error
 from tests.unit.golden import check
 from tests.unit.host import WEB1, domain_xml, hostdev_xml, web1, web2
+from tests.unit.mdev_host import P40, MdevHost
+from vgpu_libvirt.devices.mdev_life import mdev_uuid
 from vgpu_libvirt.domain.model import Request
 from vgpu_libvirt.domain.read import parse_domain
 
@@ -106,9 +108,20 @@ def test_two_mediated_devices_get_devices_of_their_own(desk: Fixes) -> None:
 
 
 def test_mediated_devices_where_the_host_has_them_stay(desk: Fixes) -> None:
+    MdevHost(desk.host.root, desk.host.sysfs).parent("0000:08:00.0", P40)
+    domain = desk.define(domain_xml(hostdevs=MDEV, number=None))
+    assert desk.do() == f"{LABEL} needs no correction.\n"
+    assert "has a request for GRID P40-4C now" in desk.do("--profile", "P40-4C")
+    assert pointed(domain) == {"ua-vgpu0": mdev_uuid(WEB1, "ua-vgpu0")}
+    assert "GRID P40-4C" in domain.content().decode()
+    assert desk.do() == f"{LABEL} needs no correction.\n"
+
+
+def test_an_entry_without_types_makes_no_host_of_mediated_devices(desk: Fixes) -> None:
     (desk.host.sysfs / "class/mdev_bus/0000:3d:00.0").mkdir(parents=True)
-    desk.define(domain_xml(hostdevs=MDEV, number=None))
-    assert desk.do("--profile", "1152") == f"{LABEL} needs no correction.\n"
+    domain = desk.define(domain_xml(hostdevs=MDEV, number=None))
+    desk.do("--profile", "1152")
+    assert pointed(domain) == {"ua-vgpu0": desk.vfs[0]}
 
 
 def test_a_mediated_device_that_has_no_successor_now(desk: Fixes) -> None:

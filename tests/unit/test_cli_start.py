@@ -49,7 +49,7 @@ class Starts(Desk):
         )
         gpu = vendor_vfio.gpu_of(self.host.paths.sysfs, address)
         context = self.host.context()._replace(daemon=None)
-        claim = context.new_claim(parse_domain(document), "ua-vgpu0", address, gpu, profile)
+        claim = context.new_claim(parse_domain(document), "ua-vgpu0", str(address), gpu, profile)
         claim = claim._replace(phase=Phase.RESERVED, domain_id=None, **changes)
         store.create(self.host.paths.state, claim)
         return claim

@@ -12,6 +12,7 @@ from tests.unit.host import BOOT, LIBVIRTD, WEB1, WEB2, domain_xml, web1, web2
 from vgpu_libvirt import fs
 from vgpu_libvirt.claims import inventory
 from vgpu_libvirt.claims.model import Phase, Process
+from vgpu_libvirt.devices.model import Profile
 from vgpu_libvirt.lifecycle.release import give_back
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def test_prepare_claims_and_programs(host: Host) -> None:
     assert host.type_of(vf) == "1152"
     assert claim.phase is Phase.CONFIGURED
     assert (claim.device, claim.gpu) == (vf, "0000:3d:00.0")
-    assert claim.profile == (1152, "NVIDIA L40S-8Q")
+    assert claim.profile == Profile(1152, "NVIDIA L40S-8Q")
     assert (claim.domain_uuid, claim.domain_name, claim.domain_id) == (WEB1, "web1", 7)
     assert claim.alias == "ua-vgpu0"
     assert claim.boot_id == BOOT

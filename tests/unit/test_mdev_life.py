@@ -27,7 +27,8 @@ pytestmark = pytest.mark.promise(1, 3)
 
 WEB1 = "aaaaaaaa-0000-0000-0000-000000000001"
 UUID = mdev_uuid(WEB1, "ua-vgpu0")
-VF, OTHER_VF = "0000:08:01.7", "0000:08:01.6"
+GPU, VF, OTHER_VF = "0000:08:00.0", "0000:08:01.7", "0000:08:01.6"
+OTHER_GPU, OTHER_GPUS_VF = "0000:09:00.0", "0000:09:00.4"
 TYPE, OTHER_TYPE, FULL_TYPE = "nvidia-746", "nvidia-751", "nvidia-747"
 
 
@@ -37,6 +38,7 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
     types = [each for each in A2 if each.id in (TYPE, OTHER_TYPE, FULL_TYPE)]
     for vf in (VF, OTHER_VF):
         host.parent(vf, types, gpu="0000:08:00.0")
+    host.parent(OTHER_GPUS_VF, types, gpu=OTHER_GPU)
     host.parent("mtty", MTTY)
     driver = Driver(host)
     monkeypatch.setattr(mdev_life, "time", driver.clock)
@@ -64,7 +66,7 @@ def take_away(
     **more: object,
 ) -> None:
     deadline = driver.clock.now + seconds
-    remove(driver.host.path, UUID, TYPE, VF, guard or driver.guard, deadline, **more)  # type: ignore[arg-type]
+    remove(driver.host.path, UUID, TYPE, GPU, guard or driver.guard, deadline, **more)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -252,7 +254,7 @@ def test_only_a_uuid_names_an_mdev(driver: Driver, name: str) -> None:
     for work in (
         lambda: create(path, VF, TYPE, name, driver.guard),
         lambda: set_params(path, name, "x=1", driver.guard),
-        lambda: remove(path, name, TYPE, VF, driver.guard, end),
+        lambda: remove(path, name, TYPE, GPU, driver.guard, end),
     ):
         with pytest.raises(
             DeviceError, match=r"is no mdev's UUID, which is written in lower case$"
@@ -346,10 +348,12 @@ def test_nothing_is_written_where_it_went_while_the_guard_looked(made: Driver) -
     assert made.log == []
 
 
-@pytest.mark.parametrize(("type_id", "parent"), [(OTHER_TYPE, VF), (TYPE, OTHER_VF)])
+@pytest.mark.parametrize(
+    ("type_id", "parent", "gpu"), [(OTHER_TYPE, VF, GPU), (TYPE, OTHER_GPUS_VF, OTHER_GPU)]
+)
 @pytest.mark.parametrize("when", ["before", "in the guard", "after a refusal"])
 def test_another_is_somebody_elses_and_stays(
-    made: Driver, type_id: str, parent: str, when: str
+    made: Driver, type_id: str, parent: str, gpu: str, when: str
 ) -> None:
     change = replaced(made, type_id, parent)
     guard = change if when == "in the guard" else made.guard
@@ -361,7 +365,8 @@ def test_another_is_somebody_elses_and_stays(
     with pytest.raises(RewrittenError) as caught:
         take_away(made, seconds=5, guard=guard)
     assert str(caught.value) == (
-        f"mdev {UUID} is {type_id} on {parent}, not {TYPE} on {VF}; somebody else made it"
+        f"mdev {UUID} is {type_id} on {parent} of GPU {gpu}, not {TYPE} of GPU {GPU}; somebody "
+        "else made it"
     )
     assert made.log == (["guard", "remove <- 1"] if when == "after a refusal" else [])
     assert there(made) == Mdev(UUID, parent, type_id)

@@ -162,7 +162,7 @@ def test_another_type_of_hostdev(refused: Refused) -> None:
         "<alias name='ua-vgpu0'/></hostdev>"
     )
     refused.says(
-        "the hostdev 'ua-vgpu0' of domain 'web1' is of type 'usb'; it must be of type 'pci'",
+        "the hostdev 'ua-vgpu0' of domain 'web1' is of type 'usb'; it must be of type 'pci' or 'mdev'",
         domain_xml(requests={"ua-vgpu0": "L40S-8Q"}, hostdevs=usb),
     )
 
@@ -450,7 +450,7 @@ def test_without_asking_on_a_claimed_vf(refused: Refused) -> None:
     assert refused.hook("prepare", web2(FIRST)).status == 0
     refused.says(
         f"a hostdev of domain 'web1' points at {FIRST}, a vGPU that belongs to domain 'web2' "
-        f"({WEB2}); point it at another VF",
+        f"({WEB2}); point it at another device",
         domain_xml(hostdevs={"ua-x": FIRST}),
     )
 
@@ -485,7 +485,7 @@ def test_without_asking_on_a_live_domains_vf(refused: Refused) -> None:
     refused.host.run_domain("web2", WEB2, 4002, web2(FIRST))
     refused.says(
         f"a hostdev of domain 'web1' points at {FIRST}, a vGPU in use by the running domain 'web2' "
-        f"({WEB2}); point it at another VF",
+        f"({WEB2}); point it at another device",
         domain_xml(hostdevs={"ua-x": FIRST}),
     )
 
@@ -494,8 +494,8 @@ def test_without_asking_on_a_live_domains_vf(refused: Refused) -> None:
 def test_without_asking_on_a_gpu_that_has_vgpus(refused: Refused) -> None:
     assert refused.hook("prepare", web2(FIRST)).status == 0
     refused.says(
-        "a hostdev of domain 'web1' points at 0000:3d:00.0, a GPU that has the vGPU of domain "
-        f"'web2' ({WEB2}); point it at another GPU",
+        "a hostdev of domain 'web1' points at 0000:3d:00.0, which has the vGPU of domain "
+        f"'web2' ({WEB2}) on it; point it at another device",
         domain_xml(hostdevs={"ua-x": "0000:3d:00.0"}),
     )
 

@@ -12,6 +12,7 @@ from vgpu_libvirt import report
 from vgpu_libvirt.address import PciAddress
 from vgpu_libvirt.claims import liveness, witnesses
 from vgpu_libvirt.claims.handles import Handles
+from vgpu_libvirt.devices.model import Profile
 from vgpu_libvirt.report import State
 from vgpu_libvirt.survey import look
 
@@ -99,7 +100,7 @@ def test_a_type_that_is_not_the_claims(host: Host) -> None:
     run_web1(host, vf)
     host.set_type(vf, 1150)
     found = see(host)
-    assert found.gpus[0].devices[0].profile == (1150, "NVIDIA L40S-4Q")
+    assert found.gpus[0].devices[0].profile == Profile(1150, "NVIDIA L40S-4Q")
     assert found.problems == (
         f"{vf} was given NVIDIA L40S-8Q (1152) for domain 'web1' ({WEB1}), but has type 1150 now: "
         "somebody else writes to it",

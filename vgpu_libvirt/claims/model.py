@@ -7,6 +7,7 @@ import re
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from ..devices.backend import is_mdev
 from ..devices.model import Profile
 from ..errors import ClaimUnreadableError
 
@@ -91,9 +92,9 @@ class Claim(NamedTuple):
     def to_json(self) -> dict[str, Any]:
         """The claim as the file and `status --json` show it."""
         fields = self._asdict()
-        for key in ("profile", "daemon", "qemu", "namespaces"):
+        for key in ("daemon", "qemu", "namespaces"):
             fields[key] = fields[key] and fields[key]._asdict()
-        return {"version": VERSION, **fields}
+        return {"version": VERSION, **fields, "profile": self.profile.to_json()}
 
 
 def dump(claim: Claim) -> str:
@@ -127,7 +128,7 @@ def parse(text: str, device: str) -> Claim:
         device=_text(data, "device"),
         backend=_text(data, "backend"),
         gpu=_text(data, "gpu"),
-        profile=Profile(*_record(data, "profile", id=int, name=str)),
+        profile=Profile(*_record(data, "profile", id=str if is_mdev(device) else int, name=str)),
         claim_id=_text(data, "claim_id"),
         phase=_phase(data),
         domain_uuid=_uuid(data),

@@ -145,7 +145,7 @@ def _request(alias: str, profile: str, wishes: dict[str, PciAddress | str | bool
 
 def _print_dry_run(both: Sequence[Definition], choice: attaching.Choice) -> None:
     request = choice.request
-    hostdev = edit.hostdev(request.alias, choice.device.address)
+    hostdev = edit.hostdev(request.alias, choice.source)
     editing.print_dry_run(
         (side, edit.with_request(edit.metadata(side.document), request), "added to", hostdev)
         for side in both

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from .. import config
 from ..claims import cordons, processes, store
-from ..devices import vendor_vfio
+from ..devices import hardware
 from ..errors import VgpuError
 
 if TYPE_CHECKING:
@@ -72,13 +72,15 @@ def _domains_by_libvirt(settings: Config) -> Iterable[str]:
 
 
 def _gpus(settings: Config) -> Iterable[str]:
-    found = vendor_vfio.discover(settings.paths.sysfs, settings.policy.exclude)
+    found = hardware.discover(settings.paths.sysfs, settings.policy.exclude)
     return [str(gpu.address) for gpu in found.gpus]
 
 
 def _targets(settings: Config) -> Iterable[str]:
-    found = vendor_vfio.discover(settings.paths.sysfs, settings.policy.exclude)
-    return [str(gpu.address) for gpu in found.gpus] + [device.name for device in found.devices]
+    found = hardware.discover(settings.paths.sysfs, settings.policy.exclude)
+    return [str(gpu.address) for gpu in found.gpus] + [
+        device.name for device in found.devices if device.uuid or not device.slot
+    ]
 
 
 def _claimed(settings: Config) -> Iterable[str]:

@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import difflib
-import os
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from .. import config, edits, libvirt_api, placement, starting
-from ..devices import vendor_vfio
+from ..devices import mdev, vendor_vfio
 from ..domain import edit, fix
 from ..domain.read import parse_domain
 from ..errors import DeviceError, LibvirtError, RequestError, VgpuError
@@ -82,7 +81,7 @@ def _fix(config: Config, connection: Any, definition: Definition, profile: str |
     if moving:
         for place in starting.choose(Context(config), connection, parse_domain(fixed.document)):
             if place.request.alias in moving:
-                fixed = fix.pointed(fixed, place.request.alias, place.device.address)
+                fixed = fix.pointed(fixed, place.request.alias, place.source)
     return fixed
 
 
@@ -94,7 +93,8 @@ def _facts(config: Config, domain: Domain, host: Host) -> Facts:
         if address and (address in devices or _is_unbound_vf(config, address)):
             device = devices.get(address)
             vfs[address] = (device.creatable if device else None) or ()
-    return fix.Facts(host.profiles, vfs, _has_mdev(config))
+    has_mdev = any(gpu.backend == mdev.BACKEND for gpu in host.inventory.gpus)
+    return fix.Facts(host.profiles, vfs, has_mdev)
 
 
 def _is_unbound_vf(config: Config, address: PciAddress) -> bool:
@@ -105,13 +105,6 @@ def _is_unbound_vf(config: Config, address: PciAddress) -> bool:
     except DeviceError:
         return False
     return not {address, gpu}.intersection(config.policy.exclude) and vendor_vfio.is_gpu(sysfs, gpu)
-
-
-def _has_mdev(config: Config) -> bool:
-    try:
-        return bool(os.listdir(f"{config.paths.sysfs}/class/mdev_bus"))
-    except OSError:
-        return False
 
 
 def _not_clear(definition: Definition, fixed: Fix) -> RequestError:

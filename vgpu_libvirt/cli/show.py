@@ -19,7 +19,7 @@ from . import output
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ..address import PciAddress
+    from ..address import Location
     from ..claims.model import Claim
     from ..report import Capacity, DeviceRow, GpuRow, Report
 
@@ -175,7 +175,7 @@ def _claim_line(claim: Claim) -> Text:
 def _capacity_lines(found: Report, capacities: Iterable[Capacity]) -> list[Text]:
     header = ("PROFILE", "ID", "FRAMEBUFFER", *(str(row.gpu.address) for row in found.gpus))
     rows = []
-    useful: set[PciAddress] = set()
+    useful: set[Location] = set()
     for profile, group in groupby(capacities, lambda one: one.profile):
         there = {one.gpu.address: one for one in group}
         useful.update(gpu for gpu, one in there.items() if one.startable)

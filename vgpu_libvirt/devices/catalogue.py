@@ -146,4 +146,6 @@ def _profile(number: str, name: Any) -> Profile:
 def _is_sane(profile: Profile) -> bool:
     """Whether a driver may have meant it."""
     name = profile.name
+    if not isinstance(profile.id, int):
+        return False
     return 0 < profile.id <= _LARGEST_ID and name == name.strip() != "" and name.isprintable()

@@ -57,8 +57,12 @@ def parse_description(text: str) -> tuple[int | None, int | None]:
 
 def gpu_of(sysfs: str, parent: str) -> str:
     """The name of the GPU of a parent: its PF, by `physfn`, else itself. Raises DeviceError."""
+    # Where the parent's driver has gone, `mdev_bus` has it no more, and the PCI bus still does.
+    place = (
+        f"{sysfs}/bus/pci/devices/{parent}" if ":" in parent else parent_directory(sysfs, parent)
+    )
     try:
-        return os.path.basename(os.readlink(f"{parent_directory(sysfs, parent)}/physfn"))
+        return os.path.basename(os.readlink(f"{place}/physfn"))
     except FileNotFoundError:
         return parent
     except OSError as error:

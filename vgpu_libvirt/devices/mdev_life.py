@@ -2,7 +2,7 @@
 """How a mediated device comes, and goes again.
 
 Its UUID is made for one hostdev of one domain, so nobody else ever has it. But what stands under it
-may not be what we made, so type and parent are looked at before it is removed. The kernel doesn't
+may not be what we made, so type and GPU are looked at before it is removed. The kernel doesn't
 refuse to remove a device that is open: it takes it off the bus at once, asks QEMU to let go of it,
 and the write waits, through any signal, until it is closed. So the guard, right before the write,
 is all that keeps a living domain's.
@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING
 
 from .. import fs
 from ..errors import DeviceError, InUseError, RewrittenError
-from .mdev import UUID, device_directory, parent_directory, read_available, read_mdev
+from .mdev import (
+    UUID,
+    device_directory,
+    gpu_of,
+    parent_directory,
+    read_available,
+    read_mdev,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,13 +110,13 @@ def remove(
     sysfs: str,
     uuid: str,
     expected_type: str,
-    expected_parent: str,
+    expected_gpu: str,
     guard: Callable[[], None],
     deadline: float,
     may_be_in_use: bool = False,
     not_before: float = 0.0,
 ) -> None:
-    """Remove an mdev of a type on a parent, and look that it is gone; nothing where there is none.
+    """Remove an mdev of a type on a GPU, and look that it is gone; nothing where there is none.
 
     A refusal is tried again, with growing pauses, while `time.monotonic()` is below DEADLINE. GUARD
     is called right before each write. With MAY_BE_IN_USE, its InUseError counts as a refusal: a
@@ -117,14 +124,19 @@ def remove(
     some drivers remove an mdev themselves once QEMU closed it, and break where we were faster.
 
     A removal that another process has begun is waited for. Raises RewrittenError where the mdev has
-    another type or parent than expected, DeviceError, or what GUARD raises.
+    another type or GPU than expected, DeviceError, or what GUARD raises.
     """
     _check_uuid(uuid)
 
     def look() -> Mdev | None:
         there = read_mdev(sysfs, uuid)
-        if there and (rewritten := _other(there, expected_type, expected_parent)):
-            raise rewritten
+        if there and there.parent:
+            gpu = gpu_of(sysfs, there.parent)
+            if gpu != expected_gpu or there.type_id not in (None, expected_type):
+                raise RewrittenError(
+                    f"mdev {uuid} is {_named(there)} of GPU {gpu}, not {expected_type} of GPU "
+                    f"{expected_gpu}; somebody else made it"
+                )
         return there
 
     pause = _FIRST_PAUSE
@@ -173,9 +185,12 @@ def _other(there: Mdev, type_id: str, parent: str) -> RewrittenError | None:
     if there.parent in (None, parent) and there.type_id in (None, type_id):
         return None
     return RewrittenError(
-        f"mdev {there.uuid} is {there.type_id or 'of a type that can not be read'} on "
-        f"{there.parent}, not {type_id} on {parent}; somebody else made it"
+        f"mdev {there.uuid} is {_named(there)}, not {type_id} on {parent}; somebody else made it"
     )
+
+
+def _named(there: Mdev) -> str:
+    return f"{there.type_id or 'of a type that can not be read'} on {there.parent}"
 
 
 def _check_uuid(uuid: str) -> None:

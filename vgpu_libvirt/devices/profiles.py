@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..errors import RequestError
+from .model import distinct
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -65,4 +66,4 @@ def resolve(
 
 def listed(profiles: Iterable[Profile]) -> str:
     """PROFILES as a sentence names them."""
-    return ", ".join(f"{profile.name} ({profile.id})" for profile in sorted(profiles))
+    return ", ".join(f"{profile.name} ({profile.id})" for profile in distinct(profiles))

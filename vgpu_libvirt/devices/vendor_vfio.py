@@ -20,10 +20,12 @@ from .. import fs
 from ..address import PciAddress
 from ..errors import AddressError, DeviceError, InUseError, RewrittenError
 from . import nodes
-from .model import Device, Gpu, Inventory, Profile
+from .model import Device, Gpu, Inventory, Profile, location_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from ..address import Location
 
 BACKEND = "vendor-vfio"
 
@@ -52,8 +54,8 @@ def parse_creatable(text: str) -> tuple[Profile, ...]:
         shapes.add(bool(match))
         if not (_ID.fullmatch(left) and right) or len(shapes) > 1:
             raise DeviceError(f"line '{line}' is no row of profile id and name")
-        profile = Profile(int(left), right)
-        if profiles.setdefault(profile.id, profile) != profile:
+        profile = Profile(number := int(left), right)
+        if profiles.setdefault(number, profile) != profile:
             raise DeviceError(f"line '{line}' gives id {profile.id} a second name")
     return tuple(profiles.values())
 
@@ -66,7 +68,7 @@ def parse_current(text: str) -> int:
     return int(text)
 
 
-def directory(sysfs: str, address: PciAddress) -> str:
+def directory(sysfs: str, address: Location) -> str:
     """The sysfs directory of a PCI device."""
     return f"{sysfs}/bus/pci/devices/{address}"
 
@@ -175,7 +177,7 @@ def discover(sysfs: str, exclude: tuple[PciAddress, ...] = ()) -> Inventory:
     A VF that can't be read costs that VF: it stands in the list with its error, and in `problems`.
     """
     root = f"{sysfs}/bus/pci/devices"
-    devices: dict[PciAddress, list[Device]] = {}
+    devices: dict[Location, list[Device]] = {}
     problems = []
     try:
         names = os.listdir(root)
@@ -202,14 +204,23 @@ def discover(sysfs: str, exclude: tuple[PciAddress, ...] = ()) -> Inventory:
             problems.append(device.error)
     return Inventory(
         tuple(
-            Gpu(gpu, BACKEND, numa_node(sysfs, gpu), tuple(sorted(devices[gpu])))
-            for gpu in sorted(devices)
+            Gpu(
+                gpu,
+                BACKEND,
+                numa_node(sysfs, gpu),
+                tuple(sorted(devices[gpu], key=lambda device: device.order)),
+            )
+            for gpu in sorted(devices, key=location_order)
         ),
         tuple(sorted(problems)),
     )
 
 
-def numa_node(sysfs: str, gpu: PciAddress) -> int | None:
+def _sorted(devices: list[Device]) -> tuple[Device, ...]:
+    return tuple(sorted(devices, key=lambda device: device.order))
+
+
+def numa_node(sysfs: str, gpu: Location) -> int | None:
     """The NUMA node of a PCI device; None where there is none or the host doesn't say."""
     try:
         node = int(fs.read_text(f"{directory(sysfs, gpu)}/numa_node"))
@@ -232,7 +243,7 @@ def program(sysfs: str, address: PciAddress, profile: Profile, guard: Callable[[
     # After the guard, whose look around takes its time: a type is never written over a type.
     if current := read_current(sysfs, address):
         raise DeviceError(f"{address} has type {current} already")
-    refusal = _write(sysfs, address, profile.id)
+    refusal = _write(sysfs, address, int(profile.id))
     if (current := read_current(sysfs, address)) != profile.id:
         raise DeviceError(
             f"the driver did not put {profile.name} on {address}: "

@@ -11,14 +11,16 @@ import uuid
 from typing import TYPE_CHECKING, NamedTuple
 from xml.parsers import expat
 
+from ..address import PciAddress
 from ..errors import DomainXmlError
 from . import edit, splice
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..address import PciAddress
+    from ..address import Location
 
+_HOSTDEV = ["domain", "devices", "hostdev"]
 _EMPTY = re.compile(rb"""(<[^\s/>]+(?:\s+[^\s=]+\s*=\s*(?:"[^"]*"|'[^']*'))*)\s*/>""")
 
 
@@ -28,7 +30,15 @@ class _Places(NamedTuple):
     domain: int
     devices: int | None
     has_uuid: bool
-    aliases: frozenset[str]  # of its hostdevs
+    hostdevs: dict[str, _Hostdev]  # by their aliases
+
+
+class _Hostdev(NamedTuple):
+    """Where a hostdev stands, in bytes, and of what type it is."""
+
+    begin: int
+    end: int
+    kind: str
 
 
 def with_uuid(document: str) -> str:
@@ -43,15 +53,25 @@ def with_uuid(document: str) -> str:
     return _inserted(data, places.domain, f"<uuid>{uuid.uuid4()}</uuid>").decode()
 
 
-def pointing(document: str, addresses: Mapping[str, PciAddress]) -> str:
-    """DOCUMENT with a hostdev at each of ADDRESSES, which are by alias; missing ones are added.
+def pointing(document: str, sources: Mapping[str, Location]) -> str:
+    """DOCUMENT with a hostdev at each of SOURCES, which are by alias; missing ones are added.
 
+    Of a hostdev that stays a PCI device only the address changes; others are written anew.
     Raises DomainXmlError, also for a hostdev with such an alias that names no device at all.
     """
     data = document.encode()
-    there = _find(data).aliases
-    data = splice.repointed(data, {a: address for a, address in addresses.items() if a in there})
-    added = "".join(edit.hostdev(a, at) for a, at in addresses.items() if a not in there)
+    there = _find(data).hostdevs
+    addresses = {
+        alias: source
+        for alias, source in sources.items()
+        if isinstance(source, PciAddress) and alias in there and there[alias].kind != "mdev"
+    }
+    data = splice.repointed(data, addresses)
+    for alias in sources.keys() & there.keys() - addresses.keys():
+        at = _find(data).hostdevs[alias]
+        after = edit.repointed(data[at.begin : at.end].decode(), sources[alias])
+        data = b"".join([data[: at.begin], after.encode(), data[at.end :]])
+    added = "".join(edit.hostdev(a, at) for a, at in sources.items() if a not in there)
     if not added:
         return data.decode()
     places = _find(data)
@@ -65,19 +85,26 @@ def _find(document: bytes) -> _Places:
     path: list[str] = []
     begins: list[int] = []  # of the tags that opened what is in PATH
     ends: dict[str, int] = {}
-    aliases = set()
+    hostdevs: dict[str, _Hostdev] = {}
+    kind = ""
+    alias: str | None = None
     has_uuid = False
 
     def start(name: str, attributes: dict[str, str]) -> None:
-        nonlocal has_uuid
+        nonlocal has_uuid, kind, alias
         path.append(name)
         begins.append(parser.CurrentByteIndex)
         has_uuid = has_uuid or path == ["domain", "uuid"]
-        if path == ["domain", "devices", "hostdev", "alias"]:
-            aliases.add(attributes.get("name", ""))
+        if path == _HOSTDEV:
+            kind, alias = attributes.get("type", ""), None
+        elif path == [*_HOSTDEV, "alias"]:
+            alias = attributes.get("name", "")
 
     def end(_name: str) -> None:
         begin = begins.pop()
+        if path == _HOSTDEV and alias is not None:
+            last = document.index(b">", parser.CurrentByteIndex) + 1
+            hostdevs[alias] = _Hostdev(begin, last, kind)
         if len(path) == 1 or path == ["domain", "devices"]:
             is_empty = _EMPTY.match(document, begin)  # then this is told after its tag
             ends["/".join(path)] = begin if is_empty else parser.CurrentByteIndex
@@ -91,7 +118,7 @@ def _find(document: bytes) -> _Places:
         raise DomainXmlError(f"not well-formed XML: {error}") from error
     if "domain" not in ends:
         raise DomainXmlError("not a domain's document")
-    return _Places(ends["domain"], ends.get("domain/devices"), has_uuid, frozenset(aliases))
+    return _Places(ends["domain"], ends.get("domain/devices"), has_uuid, hostdevs)
 
 
 def _inserted(document: bytes, at: int, text: str) -> bytes:

@@ -15,9 +15,11 @@ from ..errors import AddressError, DomainXmlError
 from .model import NAMESPACE, PREFIX
 
 if TYPE_CHECKING:
+    from ..address import Location
     from .model import Request
 
 _OURS = f"{{{NAMESPACE}}}"
+_OF_KIND = ("managed", "model", "display", "ramfb")  # attributes that one type of hostdev has
 
 
 def metadata(document: str) -> str | None:
@@ -73,23 +75,34 @@ def for_libvirt(metadata: str) -> str:
     return text(root)
 
 
-def hostdev(alias: str, address: PciAddress) -> str:
-    """The XML of an unmanaged PCI hostdev that points at ADDRESS."""
-    root = etree.Element("hostdev", mode="subsystem", type="pci", managed="no")
-    source = etree.SubElement(root, "source")
-    _point(etree.SubElement(source, "address"), address)
+def hostdev(alias: str, source: Location) -> str:
+    """The XML of a hostdev for a vGPU that names SOURCE, a VF or a mediated device's UUID."""
+    root = etree.Element("hostdev", mode="subsystem")
+    etree.SubElement(etree.SubElement(root, "source"), "address")
+    _point(root, source)
     etree.SubElement(root, "alias", name=alias)
     return text(root)
 
 
-def repointed(hostdev: str, address: PciAddress) -> str:
-    """HOSTDEV with its source at ADDRESS, all else as it is. Raises DomainXmlError."""
+def repointed(hostdev: str, source: Location) -> str:
+    """HOSTDEV with SOURCE as its device, all else as it is.
+
+    One that becomes a PCI device loses what mediated ones alone may have (`display`, `ramfb`).
+    Raises DomainXmlError.
+    """
     root = parse(hostdev)
-    source = root.find("source/address")
-    if source is None:
+    if root.find("source/address") is None:
         raise DomainXmlError("a hostdev without a source address")
-    _point(source, address)
+    _point(root, source)
     return text(root)
+
+
+def pointing(before: str | None, alias: str, source: Location) -> str:
+    """The hostdev BEFORE, or a new one with ALIAS where there is none, with SOURCE as its device.
+
+    Raises DomainXmlError.
+    """
+    return hostdev(alias, source) if before is None else repointed(before, source)
 
 
 def without_guest_address(hostdev: str) -> str:
@@ -126,9 +139,18 @@ def device_aliases(document: str) -> frozenset[str]:
     return frozenset(name for element in found if (name := element.get("name")))
 
 
-def _point(element: etree._Element, address: PciAddress) -> None:
-    for name, value in address.to_xml().items():
-        element.set(name, value)
+def _point(hostdev: etree._Element, source: Location) -> None:
+    address = hostdev.find("source/address")
+    assert address is not None
+    kind = "mdev" if isinstance(source, str) else "pci"
+    if hostdev.get("type") != kind:
+        for name in _OF_KIND:
+            hostdev.attrib.pop(name, "")
+        address.attrib.clear()
+        hostdev.set("type", kind)
+        hostdev.set(*(("model", "vfio-pci") if kind == "mdev" else ("managed", "no")))
+    for name, value in ({"uuid": source} if isinstance(source, str) else source.to_xml()).items():
+        address.set(name, value)
 
 
 def _identity(hostdev: etree._Element) -> tuple[object, ...]:

@@ -14,6 +14,7 @@ from lxml import etree
 
 from ..address import PciAddress
 from ..devices import profiles as names
+from ..devices.mdev_life import mdev_uuid
 from ..errors import AddressError, RequestError
 from . import edit
 from .model import ALIAS_PREFIX, NAMESPACE, PREFIX
@@ -22,6 +23,7 @@ from .respell import respell
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ..address import Location
     from ..devices.model import Profile
     from .respell import Respelt
 
@@ -91,15 +93,15 @@ def is_placeless(change: Change) -> bool:
     return _address(edit.parse(change.after)) == PLACEHOLDER
 
 
-def pointed(fixed: Fix, alias: str, address: PciAddress) -> Fix:
-    """FIXED with the hostdev ALIAS at ADDRESS."""
+def pointed(fixed: Fix, alias: str, source: Location) -> Fix:
+    """FIXED with the hostdev ALIAS at SOURCE."""
     root = edit.parse(fixed.document)
     changes = []
     for change in fixed.changes:
         if change.alias != alias:
             changes.append(change)
             continue
-        after = edit.repointed(change.after, address)
+        after = edit.repointed(change.after, source)
         changes.append(change._replace(after=after))
         for hostdev in root.iterfind("devices/hostdev"):
             if _alias(hostdev) == alias:
@@ -142,7 +144,9 @@ class _Fixer:
         if hostdev.get("mode") != "subsystem":
             return False
         if hostdev.get("type") == "mdev":
-            return hostdev.get("model") == "vfio-pci" and not self._facts.has_mdev
+            # Where there are mediated devices, one that nobody asked us for may be anybody's.
+            is_meant = not self._facts.has_mdev or self._profile or _alias(hostdev) in asked
+            return hostdev.get("model") == "vfio-pci" and bool(is_meant)
         alias = _alias(hostdev)
         is_asked = alias is not None and alias in asked
         return hostdev.get("type") == "pci" and (is_asked or _address(hostdev) in self._facts.vfs)
@@ -184,9 +188,11 @@ class _Fixer:
         if alias is None:
             self.findings.append(f"the hostdev at {_source(hostdev)} has the alias '{name}' now")
             etree.SubElement(hostdev, "alias", name=name)
-        if hostdev.get("type") == "mdev":
+        if hostdev.get("type") == "mdev" and not self._facts.has_mdev:
             self._make_pci(hostdev, where)
-        if hostdev.get("managed") != "no":
+        if hostdev.get("type") == "mdev":
+            self._name_as_made(hostdev, name, where)
+        elif hostdev.get("managed") != "no":
             if hostdev.get("managed") == "yes":
                 self.findings.append(
                     f"{where} has managed='no' now: libvirt would have unbound the driver that "
@@ -224,6 +230,13 @@ class _Fixer:
         self.findings.append(
             f"{where} is a PCI device now: this host has no mediated devices, but VFs"
         )
+
+    def _name_as_made(self, hostdev: etree._Element, alias: str, where: str) -> None:
+        uuid = mdev_uuid(self._root.findtext("uuid", ""), alias)
+        address = hostdev.find("source/address")
+        if address is not None and address.get("uuid") != uuid:
+            address.set("uuid", uuid)
+            self.findings.append(f"{where} names the mediated device that is made for it now")
 
     def _needed(self, where: str, could: tuple[Profile, ...]) -> Profile:
         if self._profile is None:

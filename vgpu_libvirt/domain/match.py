@@ -1,41 +1,48 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Finds, for each request of a domain, the PCI device that its hostdev names; pure."""
+"""Finds, for each request of a domain, the device that its hostdev names; pure."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..devices.model import location_order
 from ..errors import RequestError
 
 if TYPE_CHECKING:
-    from ..address import PciAddress
+    from ..address import Location
     from .model import Domain, Hostdev, Request
 
 
 class Wanted(NamedTuple):
-    """A request with the address at which libvirt will look for the device."""
+    """A request with the device that libvirt will give the domain for it."""
 
     request: Request
-    address: PciAddress
+    source: Location  # what its hostdev names: a VF's address, or a mediated device's UUID
 
     @property
     def device(self) -> str:
         """The device's name."""
-        return str(self.address)
+        return str(self.source)
+
+    @property
+    def is_mdev(self) -> bool:
+        """Whether it is a mediated device, which is made where there is room for it."""
+        return isinstance(self.source, str)
 
 
 def match(domain: Domain) -> tuple[Wanted, ...]:
-    """Pair each request with its hostdev's address, in the order of the addresses.
+    """Pair each request with its hostdev's device, VFs first, in the order of their addresses.
 
     Raises RequestError for metadata that can't be understood, and for a hostdev that is missing,
-    of another type, managed, without an address that could be real, or shared by two requests.
+    of another type, managed, without an address that could be real, with another UUID than is made
+    for it, or shared by two requests.
     """
     if domain.request_error:
         raise RequestError(
             f"the vGPU request in the metadata of domain '{domain.name}' can't be understood: "
             f"{domain.request_error}"
         )
-    found: dict[PciAddress, Wanted] = {}
+    found: dict[Location, Wanted] = {}
     aliases = set()
     for request in domain.requests:
         if request.alias in aliases:
@@ -44,18 +51,18 @@ def match(domain: Domain) -> tuple[Wanted, ...]:
                 "of its own"
             )
         aliases.add(request.alias)
-        wanted = Wanted(request, _address(domain, request))
-        if wanted.address in found:
+        wanted = Wanted(request, _source(domain, request))
+        if wanted.source in found:
             raise RequestError(
                 f"domain '{domain.name}' asks for two vGPUs on one device, {wanted.device}: "
-                f"'{found[wanted.address].request.alias}' and '{request.alias}'; point one hostdev "
+                f"'{found[wanted.source].request.alias}' and '{request.alias}'; point one hostdev "
                 "at another"
             )
-        found[wanted.address] = wanted
-    return tuple(found[address] for address in sorted(found))
+        found[wanted.source] = wanted
+    return tuple(found[source] for source in sorted(found, key=location_order))
 
 
-def _address(domain: Domain, request: Request) -> PciAddress:
+def _source(domain: Domain, request: Request) -> Location:
     hostdev = domain.hostdev(request.alias)
     if hostdev is None:
         known = sorted(other.alias for other in domain.hostdevs if other.alias)
@@ -65,8 +72,12 @@ def _address(domain: Domain, request: Request) -> PciAddress:
             "'virt-vgpu sync', which adds one, or says why there is no device for it"
         )
     where = f"the hostdev '{request.alias}' of domain '{domain.name}'"
+    if hostdev.kind == "mdev":
+        return _uuid(domain, request, hostdev)
     if hostdev.kind != "pci":
-        raise RequestError(f"{where} is of type '{hostdev.kind}'; it must be of type 'pci'")
+        raise RequestError(
+            f"{where} is of type '{hostdev.kind}'; it must be of type 'pci' or 'mdev'"
+        )
     if hostdev.managed:
         raise RequestError(
             f"{where} has managed='yes', with which libvirt would unbind the driver that makes the "
@@ -83,6 +94,19 @@ def _address(domain: Domain, request: Request) -> PciAddress:
             "'virt-vgpu list' shows them"
         )
     return hostdev.address
+
+
+def _uuid(domain: Domain, request: Request, hostdev: Hostdev) -> str:
+    from ..devices.mdev_life import mdev_uuid  # most domains have none
+
+    wanted = mdev_uuid(domain.uuid, request.alias)
+    if hostdev.uuid != wanted:
+        raise RequestError(
+            f"the hostdev '{request.alias}' of domain '{domain.name}' names the mediated device "
+            f"{hostdev.uuid or 'without a UUID'}, not {wanted}, which is made for it; run "
+            "'virt-vgpu sync'"
+        )
+    return wanted
 
 
 def _no_address(hostdev: Hostdev) -> str:

@@ -12,21 +12,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .. import choosing, trying
+from ..address import PciAddress
+from ..capacity import narrowed
 from ..claims import locks, store
 from ..claims.liveness import State
 from ..claims.model import Phase
+from ..devices import mdev
+from ..devices.model import location_order
 from ..domain import splice
 from ..domain.match import Wanted
 from ..errors import RefusedError, RequestError, VgpuError
 from ..survey import look, nodes_of
 from . import learn
-from .prepare import Start, assign
+from .prepare import Start, assign, release_leftover
 from .release import give_back, keep_visibly
 
 if TYPE_CHECKING:
     from ..choosing import Place
     from ..claims.model import Claim
-    from ..domain.model import Domain
+    from ..domain.model import Domain, Request
     from ..survey import Survey
     from .context import Context
 
@@ -47,7 +51,11 @@ def arrive(context: Context, domain: Domain, document: bytes) -> bytes:
         except RequestError as error:
             failure = failure or error
             break
-        there = {place.request.alias: place.device.address for place in places}
+        there = {
+            place.request.alias: place.source
+            for place in places
+            if isinstance(place.source, PciAddress)
+        }
         answer = splice.repointed(document, there)
         try:
             _make_ready(context, domain, places)
@@ -74,7 +82,7 @@ def _check_understood(domain: Domain) -> None:
     choosing.check_hostdevs(domain, label)
     for request in domain.requests:
         hostdev = domain.hostdev(request.alias)
-        if hostdev is None or hostdev.address is None:
+        if hostdev is None or not (hostdev.address or hostdev.uuid):
             raise RequestError(
                 f"{label} asks for a vGPU at '{request.alias}', but comes without a hostdev of "
                 "that alias with a source address; run 'virt-vgpu sync' where it is defined"
@@ -103,7 +111,23 @@ def _choose(context: Context, domain: Domain, refused: frozenset[str]) -> tuple[
     _check_gone(domain, seen, had)
     host = seen.host._replace(busy=seen.host.busy | refused | {claim.device for claim in had})
     policy = context.config.policy.placement
-    return choosing.places(domain, nodes_of(context.config, domain), policy, host)
+    nodes = nodes_of(context.config, domain)
+    # What a QEMU has saved of one kind of device it can't load into the other.
+    vfs = [gpu for gpu in host.inventory.gpus if gpu.backend != mdev.BACKEND]
+    makers = [gpu for gpu in host.inventory.gpus if gpu.backend == mdev.BACKEND]
+    places: list[Place] = []
+    for kind, gpus in (("pci", vfs), ("mdev", makers)):
+        requests = tuple(r for r in domain.requests if _kind(domain, r) == kind)
+        if requests:
+            there = narrowed(host, gpus)
+            places += choosing.places(domain._replace(requests=requests), nodes, policy, there)
+    return tuple(places)
+
+
+def _kind(domain: Domain, request: Request) -> str:
+    hostdev = domain.hostdev(request.alias)
+    assert hostdev is not None  # that was checked
+    return hostdev.kind
 
 
 def _check_gone(domain: Domain, seen: Survey, had: tuple[Claim, ...]) -> None:
@@ -121,10 +145,14 @@ def _make_ready(context: Context, domain: Domain, places: tuple[Place, ...]) -> 
     """Reserve and program the devices of PLACES; on failure give back those that were."""
     state = context.config.paths.state
     wanted = sorted(
-        (Wanted(place.request, place.device.address) for place in places),
-        key=lambda each: each.address,
+        (Wanted(place.request, place.source) for place in places),
+        key=lambda each: location_order(each.source),
     )
     start = Start(context, domain, context.release_deadline(), [], [], reserves=True)
     with locks.devices(state, [each.device for each in wanted], context.lock_deadline()):
+        # A mediated device has the name that it had; in place of another VF, another was chosen.
+        for claim in store.of_domain(state, domain.uuid):
+            if claim.device in (each.device for each in wanted):
+                release_leftover(start, claim)
         assign(start, wanted)
     learn.from_lists(context.config.paths, start.seen)  # what hinders it stops nothing

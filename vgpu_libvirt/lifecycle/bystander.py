@@ -6,10 +6,11 @@ Whatever we can't read or understand here, the domain starts: it has nothing to 
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, TypeVar
 
 from ..claims import handles, inventory, store
-from ..devices import vendor_vfio
+from ..devices import backend, vendor_vfio
 from ..errors import VgpuError
 
 if TYPE_CHECKING:
@@ -31,12 +32,16 @@ def harm(context: Context, domain: Domain, operation: str) -> str | None:
     """
     asked = {request.alias for request in domain.requests}
     for hostdev in domain.hostdevs:
-        address = hostdev.address
-        if hostdev.kind != "pci" or address is None or hostdev.alias in asked:
+        if hostdev.alias in asked:
             continue
-        where = f"a hostdev of domain '{domain.name}' points at {address}"
-        if problem := _harm_of(context, domain, hostdev, address, operation):
-            return f"{where}, {problem}"
+        problem = None
+        if hostdev.address and hostdev.kind == "pci":
+            problem = _harm_of(context, domain, hostdev, hostdev.address, operation)
+        elif uuid := hostdev.uuid:
+            problem = _harm_of_sharing(context, domain, uuid, operation)
+        if problem:
+            where = hostdev.address or hostdev.uuid
+            return f"a hostdev of domain '{domain.name}' points at {where}, {problem}"
     return None
 
 
@@ -57,10 +62,16 @@ def _harm_of(
             f"makes the vGPU; set managed='no', and {_ASK}"
         )
     return (
-        _known(lambda: _owner(context, domain, address, operation))
-        or _known(lambda: _user(context, domain, address))
+        _harm_of_sharing(context, domain, str(address), operation)
         or (operation == "start" and _known(lambda: _untyped(sysfs, address)))
         or None
+    )
+
+
+def _harm_of_sharing(context: Context, domain: Domain, device: str, operation: str) -> str | None:
+    """What is wrong if somebody else has DEVICE, or DOMAIN had it; None: nothing that we know."""
+    return _known(lambda: _owner(context, domain, device, operation)) or _known(
+        lambda: _user(context, domain, device)
     )
 
 
@@ -72,8 +83,8 @@ def _known(look: Callable[[], _T | None]) -> _T | None:
         return None
 
 
-def _owner(context: Context, domain: Domain, address: PciAddress, operation: str) -> str | None:
-    claim = store.read(context.config.paths.state, str(address))
+def _owner(context: Context, domain: Domain, device: str, operation: str) -> str | None:
+    claim = store.read(context.config.paths.state, device)
     if claim is None:
         return None
     if claim.domain_uuid == domain.uuid:
@@ -84,20 +95,20 @@ def _owner(context: Context, domain: Domain, address: PciAddress, operation: str
             "a vGPU that it has from an earlier run, when it asked for one, and that will be "
             f"cleared; let 'virt-vgpu sync' do that, and {_ASK}"
         )
-    return f"a vGPU that belongs to {claim.owner}; point it at another VF"
+    return f"a vGPU that belongs to {claim.owner}; point it at another device"
 
 
-def _user(context: Context, domain: Domain, address: PciAddress) -> str | None:
+def _user(context: Context, domain: Domain, device: str) -> str | None:
     paths = context.config.paths
-    user = inventory.live_domains(paths).using(str(address))
+    user = inventory.live_domains(paths).using(device)
     if user and user.uuid != domain.uuid:
         return (
             f"a vGPU in use by the running domain '{user.name}' ({user.uuid}); point it at "
-            "another VF"
+            "another device"
         )
-    pids = handles.scan(paths.proc).on(vendor_vfio.vfio_nodes(paths.sysfs, address))
+    pids = handles.scan(paths.proc).on(backend.vfio_nodes(paths.sysfs, device))
     if pids:
-        return f"a vGPU that process {min(pids)} has open; point it at another VF"
+        return f"a vGPU that process {min(pids)} has open; point it at another device"
     return None
 
 
@@ -108,9 +119,15 @@ def _untyped(sysfs: str, address: PciAddress) -> str | None:
 
 
 def _harm_to_vfs(context: Context, address: PciAddress) -> str | None:
-    """What giving away a whole GPU would do to the vGPUs on it."""
+    """What giving away a whole GPU, or a mediated device's parent, would do to vGPUs on it."""
+    there = vendor_vfio.directory(context.config.paths.sysfs, address)
     claims = store.read_all(context.config.paths.state).readable.values()
-    owners = sorted(claim.owner for claim in claims if claim.gpu == str(address))
+    owners = sorted(
+        claim.owner
+        for claim in claims
+        if claim.gpu == str(address)
+        or (backend.is_mdev(claim.device) and os.path.isdir(f"{there}/{claim.device}"))
+    )
     if not owners:
         return None
-    return f"a GPU that has the vGPU of {owners[0]}; point it at another GPU"
+    return f"which has the vGPU of {owners[0]} on it; point it at another device"

@@ -7,15 +7,15 @@ import os
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..address import PciAddress
 from ..claims import handles, liveness, processes, store, witnesses
 from ..claims.model import Claim, Phase
-from ..devices import vendor_vfio
-from ..errors import AddressError, CatalogueError, DeviceError, InUseError, RefusedError
+from ..devices import backend
+from ..errors import CatalogueError, DeviceError, InUseError, RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ..address import Location
     from ..claims.handles import Handles
     from ..claims.liveness import Answer, Verdict
     from ..claims.model import Process
@@ -48,9 +48,9 @@ class Context(NamedTuple):
         return time.monotonic() + self.config.policy.release_timeout
 
     def new_claim(
-        self, domain: Domain, alias: str, address: PciAddress, gpu: PciAddress, profile: Profile
+        self, domain: Domain, alias: str, device: str, gpu: Location, profile: Profile
     ) -> Claim:
-        """A fresh claim of DOMAIN on the device at ADDRESS, with an id that no other ever has.
+        """A fresh claim of DOMAIN on DEVICE, with an id that no other ever has.
 
         Raises RefusedError where the boot can't be told, without which a claim proves nothing.
         """
@@ -58,11 +58,11 @@ class Context(NamedTuple):
         boot_id = processes.boot_id(proc)
         if boot_id is None:
             raise RefusedError(
-                f"{address} can't be claimed, since {proc}/sys/kernel/random/boot_id can't be read"
+                f"{device} can't be claimed, since {proc}/sys/kernel/random/boot_id can't be read"
             )
         return Claim(
-            device=str(address),
-            backend=vendor_vfio.BACKEND,
+            device=device,
+            backend=backend.name_of(device),
             gpu=str(gpu),
             profile=profile,
             claim_id=os.urandom(16).hex(),
@@ -84,7 +84,7 @@ class Context(NamedTuple):
 
         Raises StoreError.
         """
-        from ..devices import catalogue  # what most hooks don't need
+        from ..devices import catalogue, hardware  # what most hooks don't need
 
         paths = self.config.paths
         try:
@@ -92,16 +92,12 @@ class Context(NamedTuple):
         except CatalogueError:
             remembered = catalogue.Catalogue()  # `virt-vgpu status` reports it
         claims = store.read_all(paths.state).readable.values()
-        listed = vendor_vfio.discover(paths.sysfs).profiles
+        listed = hardware.discover(paths.sysfs).profiles
         return catalogue.known(listed, remembered, [claim.profile for claim in claims])
 
     def nodes(self, device: str) -> frozenset[str]:
         """The VFIO nodes of DEVICE. Raises DeviceError."""
-        try:
-            address = PciAddress.parse(device)
-        except AddressError as error:
-            raise DeviceError(f"{device} is not a VF, so who has it open can't be told") from error
-        return vendor_vfio.vfio_nodes(self.config.paths.sysfs, address)
+        return backend.vfio_nodes(self.config.paths.sysfs, device)
 
     def judge(self, claim: Claim, world: World, start_is_over: bool = False) -> Verdict:
         """The verdict on CLAIM.

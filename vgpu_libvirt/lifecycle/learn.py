@@ -27,7 +27,8 @@ def from_lists(paths: Paths, seen: Iterable[Profile], idle: Iterable[Profile] = 
 
     Return why it can't be. Where there is nothing new, that costs one small read.
     """
-    seen, idle = tuple(seen), tuple(idle)
+    # Mediated devices' types stand in sysfs at all times, so of them there is nothing to remember.
+    seen, idle = (tuple(p for p in found if isinstance(p.id, int)) for found in (seen, idle))
     try:
         old = catalogue.read(paths.state)
         if catalogue.learned(old, seen, idle) == old:

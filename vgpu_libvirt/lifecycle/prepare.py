@@ -6,14 +6,14 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..address import PciAddress
+from .. import trying
 from ..claims import locks, store, witnesses
 from ..claims.liveness import State
 from ..claims.model import Phase
-from ..devices import profiles, vendor_vfio
+from ..devices import backend, profiles
 from ..devices.model import Profile
 from ..domain.match import match
-from ..errors import DeviceError, RefusedError, VgpuError
+from ..errors import DeviceError, RefusedError, RequestError, VgpuError
 from ..revert import Revert
 from . import learn, suitability
 from .release import drop, give_back, keep_visibly
@@ -43,9 +43,9 @@ class Start(NamedTuple):
     qemu: Qemu | None = None  # of a domain that runs already
 
     def new_claim(self, wanted: Wanted, device: Device, profile: Profile) -> Claim:
-        """A fresh claim for this start."""
+        """A fresh claim for this start; DEVICE is where a mediated one shall be made."""
         claim = self.context.new_claim(
-            self.domain, wanted.request.alias, device.address, device.gpu, profile
+            self.domain, wanted.request.alias, wanted.device, device.gpu, profile
         )
         return claim._replace(phase=Phase.RESERVED, qemu=self.qemu) if self.reserves else claim
 
@@ -81,7 +81,7 @@ def start(context: Context, domain: Domain) -> None:
                 + (f" but for {claim.owner}" if claim else "")
                 + "; start the domain again"
             )
-        current = vendor_vfio.read_current(paths.sysfs, wanted.address)
+        current = backend.read_type(paths.sysfs, wanted.device)
         if current != claim.profile.id:
             raise RefusedError(
                 f"{wanted.device} had {claim.profile.name} ({claim.profile.id}) set for domain "
@@ -133,40 +133,87 @@ def assign(start: Start, wanted: Iterable[Wanted]) -> list[Claim]:
         # Once for all of them: whoever writes looks again, right before it does.
         world = witnesses.look_around(start.context.config.paths)
         with Revert() as undo:
-            return [_assign(start, each, world, undo) for each in wanted]
+            wanted = tuple(wanted)
+            return [
+                _assign(start, each, wanted[number + 1 :], world, undo)
+                for number, each in enumerate(wanted)
+            ]
     except VgpuError as error:
         raise RefusedError("; ".join([str(error), *start.kept])) from error
 
 
-def _assign(start: Start, wanted: Wanted, world: World, undo: Revert) -> Claim:
-    """Claim and program one device; UNDO is told how to take it back."""
+def _assign(
+    start: Start, wanted: Wanted, later: tuple[Wanted, ...], world: World, undo: Revert
+) -> Claim:
+    """Claim and program one device; UNDO is told how to take it back. LATER: what comes after."""
     paths = start.context.config.paths
     reserved = _make_way(start, wanted, world)
     suitability.check_unused(start.context, start.domain, wanted, world)
-    device = vendor_vfio.read_device(paths.sysfs, wanted.address)
+    device = backend.read_device(paths.sysfs, wanted.device)
     if device.error and (device.type_id is None or device.creatable is None):
         raise DeviceError(f"{device.name} can't be used: {device.error}")
     if device.type_id and reserved and reserved.is_mere_reservation:
         drop(start.context, reserved)  # somebody else set that type meanwhile
         reserved = None
     if reserved and device.type_id == reserved.profile.id:
-        profile = reserved.profile
-    else:
-        if device.type_id:
-            _reset_foreign(start, wanted, device, world)
-            device = vendor_vfio.read_device(paths.sysfs, wanted.address)
-        profile = _profile(start, wanted, device)
+        return _give(start, wanted, device, reserved.profile, bool(reserved), undo)
+    if device.type_id:
+        _reset_foreign(start, wanted, device, world)
+        device = backend.read_device(paths.sysfs, wanted.device)
+    if wanted.is_mdev:
+        return _make(start, wanted, later, bool(reserved), undo)
+    profile = _profile(start, wanted, device)
     start.seen.extend(device.creatable or ())
+    return _give(start, wanted, device, profile, bool(reserved), undo)
+
+
+def _make(
+    start: Start, wanted: Wanted, later: tuple[Wanted, ...], is_claimed: bool, undo: Revert
+) -> Claim:
+    """Claim a mediated device and make it where there is room; where that is refused, elsewhere."""
+    from . import parents  # what a start on VFs doesn't pay
+
+    refused: dict[str, None] = {}  # in the order in which they were tried
+    failure: VgpuError | None = None
+    for _ in range(trying.MOST_TRIES):
+        try:
+            wish = parents.choose(start.context, start.domain, (wanted, *later), refused)
+        except RequestError as error:
+            failure = failure or error
+            break
+        try:
+            return _give(start, wanted, wish.device, wish.profile, is_claimed, undo)
+        except DeviceError as error:
+            failure = error
+            if backend.read_type(start.context.config.paths.sysfs, wanted.device):
+                break  # it was made, and is taken back as it is
+            is_claimed = True
+            refused[wish.device.name] = None
+    assert failure is not None
+    raise trying.with_tried(failure, refused)
+
+
+def _give(
+    start: Start,
+    wanted: Wanted,
+    device: Device,
+    profile: Profile,
+    is_claimed: bool,
+    undo: Revert,
+) -> Claim:
+    """Claim and program DEVICE, which is free or has PROFILE; IS_CLAIMED: by the domain already."""
+    paths = start.context.config.paths
     claim = start.new_claim(wanted, device, profile)
     undo.add(lambda: _take_back(start, claim))
     with locks.host(paths.state, start.context.lock_deadline()):
-        suitability.check_cordons(start.context, start.domain, wanted, device.gpu)
+        suitability.check_cordons(start.context, start.domain, wanted, device)
         # Model: claim_first
-        (store.replace if reserved else store.create)(paths.state, claim)
+        (store.replace if is_claimed else store.create)(paths.state, claim)
     if device.type_id != profile.id:
         # Model: guard, write, read_back
-        guard = start.context.write_guard(device.name)
-        vendor_vfio.program(paths.sysfs, device.address, profile, guard)
+        guard = start.context.write_guard(wanted.device)
+        params = wanted.request.params
+        backend.program(paths.sysfs, wanted.device, device.address, profile, params, guard)
     if claim.phase is Phase.CLAIMED:
         claim = claim._replace(phase=Phase.CONFIGURED)
         with locks.host(paths.state, start.context.lock_deadline()):
@@ -205,10 +252,10 @@ def _reset_foreign(start: Start, wanted: Wanted, device: Device, world: World) -
     context = start.context
     paths = context.config.paths
     if context.config.policy.foreign != "reset":
+        how = "write 1 to its 'remove'" if device.is_mdev else "write 0 to its current_vgpu_type"
         raise RefusedError(
             f"{device.name} has type {device.type_id}, which vgpu-libvirt didn't set; if nobody "
-            f'uses it, write 0 to its nvidia/current_vgpu_type, or set foreign = "reset" in '
-            "[policy]"
+            f'uses it, {how}, or set foreign = "reset" in [policy]'
         )
     if not world.domains.complete:
         raise RefusedError(
@@ -216,14 +263,15 @@ def _reset_foreign(start: Start, wanted: Wanted, device: Device, world: World) -
             f"a domain uses it can't be told: {world.domains.problems[0]}"
         )
     # Claimed under its old type while it is cleared: whoever finds us killed can finish it.
+    assert device.type_id is not None
     old = next(iter(profiles.find(str(device.type_id), context.known().profiles)), None)
-    old = old or Profile(device.type_id or 0, f"type {device.type_id}")
+    old = old or Profile(device.type_id, f"type {device.type_id}")
     claim = start.new_claim(wanted, device, old)
     with locks.host(paths.state, start.context.lock_deadline()):
         store.create(paths.state, claim)
     try:
         guard = context.write_guard(device.name)
-        vendor_vfio.clear(paths.sysfs, device.address, old.id, guard, start.deadline)
+        backend.clear(paths.sysfs, device.name, claim.gpu, old, guard, start.deadline)
     finally:
         drop(context, claim)
 
@@ -247,7 +295,7 @@ def _take_back(start: Start, claim: Claim) -> None:
     sysfs = context.config.paths.sysfs
     try:
         # No QEMU can have come of a start that is still in its first hook: ours.
-        if vendor_vfio.read_current(sysfs, PciAddress.parse(claim.device)) == 0:
+        if backend.read_type(sysfs, claim.device) == 0:
             drop(context, claim)
         else:
             give_back(context, claim, start.deadline, start_is_over=True)

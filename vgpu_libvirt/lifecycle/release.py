@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..address import PciAddress
 from ..claims import locks, store, witnesses
 from ..claims.liveness import State
 from ..claims.model import Phase
-from ..devices import vendor_vfio
+from ..devices import backend
 from ..errors import KeptError, VgpuError
 
 if TYPE_CHECKING:
@@ -71,19 +70,20 @@ def give_back(
         hindrance = force_hindered_by(claim, verdict, world) if by_force else ""
         if not by_force or hindrance:
             raise KeptError(f"{claim.owner} is {verdict}{hindrance}")
-    address = PciAddress.parse(claim.device)
     # A device of somebody else who lives is left alone; so is one that is gone with its type, and
     # one that was only reserved: what type it has we didn't write.
     wrote = not claim.is_mere_reservation
-    if verdict.other is None and wrote and vendor_vfio.exists(paths.sysfs, address):
+    if verdict.other is None and wrote and backend.exists(paths.sysfs, claim.device):
         # Model: guard, write_0, read_back_0.
-        vendor_vfio.clear(
+        backend.clear(
             paths.sysfs,
-            address,
-            claim.profile.id,
+            claim.device,
+            claim.gpu,
+            claim.profile,
             _force_guard(context, claim) if by_force else context.write_guard(claim.device),
             deadline,
             may_be_in_use=True,
+            was_used=claim.qemu is not None,
         )
     drop(context, claim)  # Model: drop
 
@@ -114,7 +114,7 @@ def force_hindered_by(claim: Claim, verdict: Verdict, world: World) -> str:
     """
     if verdict.state is State.ALIVE:
         return "; not even --force takes a device from the living"
-    if not world.domains.complete:
+    if not world.domains.complete and not backend.is_mdev(claim.device):
         return "; while the list of running domains is incomplete, not even --force clears a device"
     if user := world.domains.using(claim.device):
         return f"; and the running domain '{user.name}' ({user.uuid}) has the device"

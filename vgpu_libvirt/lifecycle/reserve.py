@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..claims import locks, store, witnesses
 from ..claims.liveness import State
 from ..claims.model import Phase
-from ..devices import vendor_vfio
+from ..devices import backend
 from ..errors import RefusedError, VgpuError
 from ..revert import Revert
 from . import suitability
@@ -21,10 +21,9 @@ from .release import drop, give_back
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ..address import PciAddress
     from ..claims.model import Claim
     from ..claims.witnesses import World
-    from ..devices.model import Profile
+    from ..devices.model import Device, Profile
     from ..domain.match import Wanted
     from ..domain.model import Domain
     from .context import Context
@@ -34,8 +33,8 @@ class Wish(NamedTuple):
     """A device that shall be kept for a request."""
 
     wanted: Wanted
-    gpu: PciAddress
-    profile: Profile
+    device: Device  # of a mediated one, where it could be made
+    profile: Profile  # as that device lists it
 
 
 def reserve(context: Context, domain: Domain, wishes: Sequence[Wish]) -> tuple[Claim, ...]:
@@ -82,14 +81,14 @@ def _reserve(context: Context, domain: Domain, wish: Wish, made: list[Claim]) ->
     world = witnesses.look_around(paths)
     earlier = _make_way(context, domain, wish, world)
     suitability.check_unused(context, domain, wanted, world)
-    if vendor_vfio.read_current(paths.sysfs, wanted.address):
+    if backend.read_type(paths.sysfs, wanted.device):
         return
     claim = context.new_claim(
-        domain, wanted.request.alias, wanted.address, wish.gpu, wish.profile
+        domain, wanted.request.alias, wanted.device, wish.device.gpu, wish.profile
     )._replace(phase=Phase.RESERVED, domain_id=None)
     made.append(claim)
     with locks.host(paths.state, context.lock_deadline()):
-        suitability.check_cordons(context, domain, wanted, wish.gpu)
+        suitability.check_cordons(context, domain, wanted, wish.device)
         (store.replace if earlier else store.create)(paths.state, claim)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..claims import inventory, locks, store
 from ..claims.model import Phase, Qemu
-from ..devices import profiles, vendor_vfio
+from ..devices import backend, profiles
 from ..devices.model import Profile
 from ..domain.match import match
 from ..errors import VgpuError
@@ -105,13 +105,15 @@ def _adopt(context: Context, domain: Domain, wanted: Wanted, live: LiveDomain) -
                 f"{wanted.device} is in use by domain '{domain.name}', but claimed by {claim.owner}"
             )
         return
-    current = vendor_vfio.read_current(paths.sysfs, wanted.address)
+    there = backend.read_device(paths.sysfs, wanted.device)
+    current = there.type_id
+    if current is None:
+        raise VgpuError(str(there.error))
     if not current:
         raise VgpuError(f"{wanted.device} of the running domain '{domain.name}' has no vGPU type")
     named = profiles.find(str(current), context.known().profiles)
     profile = named[0] if named else Profile(current, _name_of(wanted, current))
-    gpu = vendor_vfio.gpu_of(paths.sysfs, wanted.address)
-    claim = context.new_claim(domain, wanted.request.alias, wanted.address, gpu, profile)
+    claim = context.new_claim(domain, wanted.request.alias, wanted.device, there.gpu, profile)
     adopted = _with_qemu(claim, live)._replace(phase=Phase.RUNNING, adopted=True)
     with locks.host(paths.state, context.lock_deadline()):
         now = inventory.live_domain(paths, domain.name, domain.uuid)
@@ -119,9 +121,10 @@ def _adopt(context: Context, domain: Domain, wanted: Wanted, live: LiveDomain) -
             store.create(paths.state, adopted)
 
 
-def _name_of(wanted: Wanted, current: int) -> str:
+def _name_of(wanted: Wanted, current: int | str) -> str:
     """The name to give a profile that no list shows any more: the one that was asked for."""
-    return f"type {current}" if wanted.request.profile.isdigit() else wanted.request.profile
+    asked = wanted.request.profile
+    return f"type {current}" if asked.isdigit() or asked == current else asked
 
 
 def _with_qemu(claim: Claim, live: LiveDomain) -> Claim:

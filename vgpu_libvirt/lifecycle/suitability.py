@@ -6,13 +6,15 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from ..address import PciAddress
 from ..claims import cordons
 from ..devices import numa, vendor_vfio
 from ..errors import RefusedError, RequestError
 
 if TYPE_CHECKING:
-    from ..address import PciAddress
+    from ..address import Location
     from ..claims.witnesses import World
+    from ..devices.model import Device
     from ..domain.match import Wanted
     from ..domain.model import Domain
     from .context import Context
@@ -21,41 +23,55 @@ if TYPE_CHECKING:
 def check_places(context: Context, domain: Domain, wanted: tuple[Wanted, ...]) -> None:
     """Check that each address is a vGPU VF here, on a GPU that the requests allow.
 
-    Raises RequestError, with what is there instead.
+    Where mediated devices are made is chosen by the requests (see parents.py), so of them there is
+    nothing to check. Raises RequestError, with what is there instead.
     """
     sysfs = context.config.paths.sysfs
     gpus = []
-    for each in wanted:
+    at_vfs = [each for each in wanted if isinstance(each.source, PciAddress)]
+    for each in at_vfs:
+        address = each.source
+        assert isinstance(address, PciAddress)
         where = f"the hostdev '{each.request.alias}' of domain '{domain.name}'"
-        if problem := _no_vgpu_vf(sysfs, each.address):
+        if problem := _no_vgpu_vf(sysfs, address):
             raise RequestError(
                 f"{where} points at {each.device}, {problem}; point it at a VF, as "
                 "'virt-vgpu list' shows them"
             )
-        gpu = vendor_vfio.gpu_of(sysfs, each.address)
-        if excluded := {each.address, gpu}.intersection(context.config.policy.exclude):
+        gpu = vendor_vfio.gpu_of(sysfs, address)
+        if excluded := {address, gpu}.intersection(context.config.policy.exclude):
             raise RequestError(
                 f"{where} points at {each.device}, but {min(excluded)} is excluded by [policy] in "
                 "the configuration; point it at another VF"
             )
-        check_cordons(context, domain, each, gpu)
+        _check_cordons(context, domain, each, (address, gpu))
         _check_pin(sysfs, domain, each, gpu)
         _check_numa(sysfs, domain, each, gpu)
         gpus.append(gpu)
-    _check_company(domain, wanted, gpus)
+    _check_company(domain, tuple(at_vfs), gpus)
 
 
-def check_cordons(context: Context, domain: Domain, wanted: Wanted, gpu: PciAddress) -> None:
-    """Check that neither the device nor its GPU is cordoned. Raises RefusedError.
+def check_cordons(context: Context, domain: Domain, wanted: Wanted, device: Device) -> None:
+    """Check that neither DEVICE, on which WANTED shall be, nor its GPU is cordoned.
 
-    The one that counts is made under the host lock, where the claim is.
+    The one that counts is made under the host lock, where the claim is. Raises RefusedError.
     """
-    if cordon := cordons.first(context.config.paths.state, (wanted.address, gpu)):
+    _check_cordons(context, domain, wanted, (device.address, device.gpu))
+
+
+def _check_cordons(
+    context: Context, domain: Domain, wanted: Wanted, places: tuple[Location, Location]
+) -> None:
+    place, gpu = places
+    targets = [each for each in places if isinstance(each, PciAddress)]
+    if cordon := cordons.first(context.config.paths.state, targets):
         of_gpu = f" of GPU {gpu}" if cordon.target == gpu else ""
         raise RefusedError(
-            f"the hostdev '{wanted.request.alias}' of domain '{domain.name}' points at "
-            f"{wanted.device}{of_gpu}, which is cordoned ({cordon.label}); point it at another VF, "
-            f"or run 'virt-vgpu uncordon {cordon.target}'"
+            f"the hostdev '{wanted.request.alias}' of domain '{domain.name}' "
+            f"{'would be made on' if wanted.is_mdev else 'points at'} {place}{of_gpu}, which is "
+            f"cordoned ({cordon.label}); "
+            f"{'try again' if wanted.is_mdev else 'point it at another VF'}, or run 'virt-vgpu "
+            f"uncordon {cordon.target}'"
         )
 
 

@@ -197,7 +197,7 @@ def _check(settings: Settings, domain: Domain) -> None:
 
 
 def _pointed(document: str, places: tuple[Place, ...]) -> str:
-    moves = {place.request.alias: place.device.address for place in places if place.moves}
+    moves = {place.request.alias: place.source for place in places if place.moves}
     return amend.pointing(document, moves)
 
 

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Where a mediated device shall be made: its name says nothing of that, so it is chosen late."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from .. import placement, together
+from ..capacity import narrowed
+from ..choosing import placed_beside
+from ..devices import mdev
+from ..errors import RequestError
+from ..survey import look, nodes_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from ..devices.model import Device, Profile
+    from ..domain.match import Wanted
+    from ..domain.model import Domain
+    from .context import Context
+
+
+class Parent(NamedTuple):
+    """A slot in which a mediated device can be made, and the profile as its parent lists it."""
+
+    device: Device
+    profile: Profile
+
+
+def choose(
+    context: Context, domain: Domain, wanted: Sequence[Wanted], refused: Collection[str]
+) -> Parent:
+    """Where to make the first of WANTED, so that the others, mediated too, find room beside it.
+
+    What DOMAIN asks for besides is where it is. None of the slots in REFUSED. Raises RequestError,
+    with the reason for each GPU.
+    """
+    host = look(context.config).host
+    # What is only reserved for them is theirs.
+    ours = {each.device for each in wanted}
+    claims = {name: one for name, one in host.claims.readable.items() if name not in ours}
+    host = host._replace(
+        claims=host.claims._replace(readable=claims), busy=host.busy.union(refused)
+    )
+    company = placed_beside(domain, {each.request.alias for each in wanted}, host)
+    company = company._replace(nodes=nodes_of(context.config, domain))
+    host = narrowed(host, (gpu for gpu in host.inventory.gpus if gpu.backend == mdev.BACKEND))
+    if not host.inventory.gpus:
+        raise RequestError(
+            f"the hostdev '{wanted[0].request.alias}' of domain '{domain.name}' is a mediated "
+            "device, and no GPU of this host makes these; run 'virt-vgpu sync', which points it at "
+            "a VF if there is one"
+        )
+    wishes = [
+        together.Wish(each.request, placement.resolve(each.request.profile, host))
+        for each in wanted
+    ]
+    first, *_ = together.place(wishes, context.config.policy.placement, host, company)
+    profile = first.device.listed(wishes[0].profile)
+    assert profile is not None  # what lists it was chosen
+    return Parent(first.device, profile)
