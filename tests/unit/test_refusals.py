@@ -162,7 +162,8 @@ def test_another_type_of_hostdev(refused: Refused) -> None:
         "<alias name='ua-vgpu0'/></hostdev>"
     )
     refused.says(
-        "the hostdev 'ua-vgpu0' of domain 'web1' is of type 'usb'; it must be of type 'pci' or 'mdev'",
+        "the hostdev 'ua-vgpu0' of domain 'web1' is of type 'usb'; it must be of type 'pci' "
+        "or 'mdev'",
         domain_xml(requests={"ua-vgpu0": "L40S-8Q"}, hostdevs=usb),
     )
 
