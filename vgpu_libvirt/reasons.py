@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .capacity import use_of
-from .devices import cards
+from .devices import cards, mdev
 from .devices.model import distinct
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def why_none(profile: Profile, use: GpuUse, host: Host) -> str:
     if str(use.gpu.address) in host.cordoned:
         return f"is cordoned{who}"
     if not use.free:
-        return f"has no free VF{who}"
+        return f"has {'no room for more' if use.gpu.backend == mdev.BACKEND else 'no free VF'}{who}"
     size = profile.framebuffer_mib
     if use.fitting(profile):  # listed, since what will be there isn't programmed yet
         clashes = any(other.framebuffer_mib != size for other in use.pending)

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
-from tests.unit.host import WEB1, web1, web2
+from tests.unit.host import WEB1, domain_xml, web1, web2
+from tests.unit.mdev_host import A2, MdevHost
 from tests.unit.test_lifecycle import start
 from vgpu_libvirt import report
 from vgpu_libvirt.address import PciAddress
 from vgpu_libvirt.claims import cordons, locks
 from vgpu_libvirt.claims.cordons import Cordon
 from vgpu_libvirt.cli.main import main
+from vgpu_libvirt.devices.mdev_life import mdev_uuid
 from vgpu_libvirt.errors import CordonError
 from vgpu_libvirt.survey import look
 
@@ -226,3 +228,20 @@ def test_cordons_that_cannot_be_listed_are_one_problem(host: Host) -> None:
     host.write(host.state / "cordons", "a file")
     assert "the cordons in" in report.build(look(host.config)).problems[0]
     assert host.hook("prepare", web1(vf)) == (0, "", "")
+
+
+@pytest.mark.parametrize("target", ["0000:08:00.0", "0000:08:01.7"])
+def test_a_gpu_that_gives_mediated_devices_is_drained_too(host: Host, target: str) -> None:
+    MdevHost(host.root, host.sysfs).parent("0000:08:01.7", A2, gpu="0000:08:00.0")
+    do(host, "cordon", target)
+    request = domain_xml(requests={"ua-vgpu0": "A2-4Q"})
+    uuid = mdev_uuid(WEB1, "ua-vgpu0")
+    hostdev = (
+        f"<hostdev mode='subsystem' type='mdev' model='vfio-pci'><source><address uuid='{uuid}'/>"
+        "</source><alias name='ua-vgpu0'/></hostdev></devices>"
+    )
+    answer = host.hook("prepare", request.replace("</devices>", hostdev))
+    assert answer.status == 1
+    assert "no device for A2-4Q: 0000:08:00.0 " in answer.stderr
+    assert "cordoned" in answer.stderr
+    do(host, "uncordon", target)

@@ -14,7 +14,7 @@ from .. import config, report, trigger
 from ..address import PciAddress
 from ..claims import cordons, locks
 from ..claims.cordons import Cordon
-from ..devices import vendor_vfio
+from ..devices import mdev, vendor_vfio
 from ..errors import AddressError, CordonError, DeviceError
 from ..survey import look
 from . import complete, rights
@@ -86,15 +86,23 @@ def _check(settings: Config, target: PciAddress) -> None:
     """Check that TARGET is something on which we put vGPUs. Raises DeviceError."""
     sysfs = settings.paths.sysfs
     is_vf = vendor_vfio.is_vgpu_vf(sysfs, target)
-    if not is_vf and not vendor_vfio.is_gpu(sysfs, target):
-        raise DeviceError(
-            f"{target} is neither a GPU with VFs nor one of its VFs; 'virt-vgpu list' shows those"
-        )
     gpu = vendor_vfio.gpu_of(sysfs, target) if is_vf else target
+    if not is_vf and not vendor_vfio.is_gpu(sysfs, target):
+        gpu = _gpu_of_parent(sysfs, target)
     if excluded := {target, gpu}.intersection(settings.policy.exclude):
         raise DeviceError(
             f"{min(excluded)} is excluded by [policy] in the configuration, so nothing is put there"
         )
+
+
+def _gpu_of_parent(sysfs: str, target: PciAddress) -> PciAddress:
+    """The GPU of a parent of mediated devices, or that GPU itself. Raises DeviceError."""
+    for gpu in mdev.discover(sysfs).gpus:
+        if str(target) in (gpu.name, *(parent.name for parent in gpu.parents)):
+            return PciAddress.parse(gpu.name)
+    raise DeviceError(
+        f"{target} is neither a GPU with VFs nor one of its VFs; 'virt-vgpu list' shows those"
+    )
 
 
 def _who() -> str:

@@ -152,7 +152,9 @@ def _counts(rows: Sequence[DeviceRow]) -> str:
     used = states[State.IN_USE] + states[State.CLAIMED]
     numbers = [f"{used} used", f"{states[State.FREE]} free"]
     numbers += [f"{states[s]} {s}" for s in (State.FOREIGN, State.UNREADABLE) if states[s]]
-    return f"{', '.join(numbers)} of {_number(len(rows), 'VF')}"
+    # Mediated devices, and where more of them could be made.
+    what = "VF" if not any(row.device.is_mdev for row in rows) else "place"
+    return f"{', '.join(numbers)} of {_number(len(rows), what)}"
 
 
 def _number(number: int, what: str) -> str:
