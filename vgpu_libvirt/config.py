@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 VARIABLE = "VGPU_LIBVIRT_CONFIG"
 DEFAULT_FILE = "/etc/vgpu-libvirt/config.toml"
+HOOK_NAME = "50-vgpu-libvirt"  # of our files in libvirt's directories of hooks
+AUDIT_LOG = "/var/log/audit/audit.log"  # where auditd runs
 # Where `virt-vgpu install-hooks` puts what isn't libvirt's.
 BIN = "/usr/bin"  # AppArmor lets hooks execute nothing in /usr/local
 UNITS = "/etc/systemd/system"

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 MAY_REFUSE = ("prepare", "start", "migrate", "restore")
 DAEMON_OPTION = "--daemon"
+RELOAD_OPTION = "--daemon-reloads"
 WANT_OPTION = "--want-sync"
 WORKER_OPTION = "--worker"
 CHANGES_CLAIMS = (
@@ -86,6 +87,8 @@ def main(
     stderr = streams.stderr
     if arguments == [DAEMON_OPTION]:
         return _daemon_starts(stderr, caller)
+    if arguments == [RELOAD_OPTION]:
+        return _daemon_reloads(stderr, caller)
     if arguments in ([WANT_OPTION], [WORKER_OPTION]):
         return _sync_is_wanted(arguments[0], stderr, caller)
     document = streams.stdin.read()
@@ -139,8 +142,9 @@ def _daemon_starts(stderr: TextIO, caller: Caller) -> int:
         context = _context(caller.environment)
         if context.daemon is None:
             return DONE  # another of libvirt's daemons, which has no domains
-        from . import sync
+        from . import marks, sync
 
+        marks.note_found(context.config.paths, context.daemon)
         _ask_for_sync(context.config.paths, caller)
         outcome = sync.reconcile(context, time.monotonic() + _DAEMON_SECONDS)
         problems = [*outcome.problems, *(kept.reason for kept in outcome.kept if kept.is_doubtful)]
@@ -150,6 +154,19 @@ def _daemon_starts(stderr: TextIO, caller: Caller) -> int:
         problems = [_bug(error)]
     for problem in problems:
         _tell(stderr, problem)
+    return DONE
+
+
+def _daemon_reloads(stderr: TextIO, caller: Caller) -> int:
+    """Note that a daemon has looked for its hooks anew."""
+    try:
+        context = _context(caller.environment)
+        if context.daemon is not None:
+            from . import marks
+
+            marks.note_found(context.config.paths, context.daemon)
+    except Exception as error:  # whatever is wrong with us, libvirt reloads
+        _tell(stderr, str(error) if isinstance(error, VgpuError) else _bug(error))
     return DONE
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from . import fs
 from .claims import processes
-from .config import BIN, TMPFILES, UNITS
+from .config import BIN, HOOK_NAME, TMPFILES, UNITS
 from .errors import InstallError
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from .config import Paths
 
 MARK = "# Installed by 'virt-vgpu install-hooks'; 'virt-vgpu uninstall-hooks' removes it."
-HOOK_NAME = "50-vgpu-libvirt"
 _TMPFILES = f"{TMPFILES}/vgpu-libvirt.conf"
 _SHEBANG_LIMIT = 127  # bytes that every kernel reads
 _DAEMONS = ("libvirtd", "virtqemud")

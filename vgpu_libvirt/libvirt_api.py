@@ -11,7 +11,7 @@ import contextlib
 import re
 import threading
 import uuid
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import libvirt
 
@@ -23,6 +23,7 @@ from .errors import LibvirtError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+_T = TypeVar("_T")
 # How our hook begins a sentence; libvirt shows it at the end of much else.
 _HOOK = re.compile(r"vgpu-libvirt: (.+)")
 # What QEMU says where a guest has been asked already to let a device go.
@@ -76,23 +77,60 @@ def ask(uri: str, asked_after: frozenset[str], seconds: float) -> Answer:
 
     ASKED_AFTER are the ids of the claims that stood before; the answer is about their owners.
     """
-    answers: list[Answer] = []
 
-    def listen() -> None:
+    def listen() -> Answer:
         try:
             with connect(uri) as connection:
-                answers.append(Answer(active(connection), asked_after))
+                return Answer(active(connection), asked_after)
         except LibvirtError as error:
-            answers.append(Answer(frozenset(), asked_after, f"libvirt doesn't answer: {error}"))
+            raise LibvirtError(f"libvirt doesn't answer: {error}") from error
+
+    try:
+        return _within(seconds, listen)
+    except LibvirtError as error:
+        return Answer(frozenset(), asked_after, str(error))
+
+
+def version(uri: str, seconds: float) -> int:
+    """The version of the libvirt at URI: 9007000 is 9.7.0. Gives it SECONDS. Raises LibvirtError.
+
+    Any user may ask. Where no daemon runs, its socket would start one.
+    """
+
+    def listen() -> int:
+        libvirt.registerErrorHandler(_stay_quiet, None)
+        try:
+            connection = libvirt.openReadOnly(uri)
+            try:
+                return int(connection.getLibVersion())
+            finally:
+                connection.close()
+        except libvirt.libvirtError as error:
+            raise LibvirtError(f"libvirt doesn't answer: {_message(error)}") from error
+
+    return _within(seconds, listen)
+
+
+def _within(seconds: float, listen: Callable[[], _T]) -> _T:
+    """What LISTEN returns within SECONDS. Raises LibvirtError, as LISTEN does."""
+    answers: list[_T] = []
+    failures: list[LibvirtError] = []
+
+    def run() -> None:
+        try:
+            answers.append(listen())
+        except LibvirtError as error:
+            failures.append(error)
 
     # A call to libvirt can't be ended; a thread of which nobody waits for the end can be left.
-    thread = threading.Thread(target=listen, daemon=True)
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(seconds)
     if answers:
         return answers[0]
-    silence = f"libvirt runs, but hasn't answered for {seconds:g} s"
-    return Answer(frozenset(), asked_after, silence)
+    if failures:
+        raise failures[0]
+    raise LibvirtError(f"libvirt runs, but hasn't answered for {seconds:g} s")
 
 
 def find(connection: Any, wanted: str) -> Definition:

@@ -13,16 +13,15 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from . import fs
-from .claims.model import Process
+from . import fs, marks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from .claims.model import Process
     from .config import Paths
 
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
-_LINE = re.compile(r"(\d{1,19}) (\d{1,19})", re.ASCII)
 
 
 def note(paths: Paths, uuid: str, daemon: Process | None) -> None:
@@ -34,7 +33,7 @@ def note(paths: Paths, uuid: str, daemon: Process | None) -> None:
         return
     with contextlib.suppress(OSError):
         if daemon not in served(paths):
-            fs.replace(f"{_directory(paths)}/{uuid}", _text([daemon]), f"{paths.runtime}/new")
+            fs.replace(f"{_directory(paths)}/{uuid}", marks.text([daemon]), f"{paths.runtime}/new")
 
 
 def notes(paths: Paths) -> dict[str, Process | None]:
@@ -46,7 +45,7 @@ def notes(paths: Paths) -> dict[str, Process | None]:
     found: dict[str, Process | None] = {}
     for name in names:
         with contextlib.suppress(FileNotFoundError):
-            noted = _read(f"{_directory(paths)}/{name}")
+            noted = marks.read(f"{_directory(paths)}/{name}")
             found[name] = next(iter(noted)) if len(noted) == 1 else None
     return found
 
@@ -60,24 +59,14 @@ def forget(paths: Paths, uuid: str) -> None:
 def served(paths: Paths) -> frozenset[Process]:
     """The daemons that a sync has reached. Raises OSError."""
     try:
-        return _read(_served(paths))
+        return marks.read(_served(paths))
     except FileNotFoundError:
         return frozenset()
 
 
 def mark_served(paths: Paths, daemons: Iterable[Process]) -> None:
     """Write down which daemons a sync has reached. Raises OSError."""
-    fs.replace(_served(paths), _text(sorted(daemons)), f"{paths.runtime}/new")
-
-
-def _read(path: str) -> frozenset[Process]:
-    """The daemons in a file; what can't be understood is none."""
-    found = (_LINE.fullmatch(line) for line in fs.read_text(path).splitlines())
-    return frozenset(Process(int(match[1]), int(match[2])) for match in found if match)
-
-
-def _text(daemons: Iterable[Process]) -> str:
-    return "".join(f"{daemon.pid} {daemon.start}\n" for daemon in daemons)
+    fs.replace(_served(paths), marks.text(sorted(daemons)), f"{paths.runtime}/new")
 
 
 def _directory(paths: Paths) -> str:

@@ -232,6 +232,7 @@ class Connection:
     """A virConnect."""
 
     def __init__(self, *domains: Domain) -> None:
+        self.version = 11_003_000
         self.domains = list(domains)
         self.kind = Domain  # the class of the domains that it makes
         self.uri = "qemu:///system"
@@ -241,6 +242,9 @@ class Connection:
 
     def getURI(self) -> str:  # noqa: N802
         return self.uri
+
+    def getLibVersion(self) -> int:  # noqa: N802
+        return self.version
 
     def close(self) -> int:
         return 0
