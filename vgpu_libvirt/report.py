@@ -191,7 +191,7 @@ def _state(survey: Survey, device: Device) -> State:
 
 
 def _problems(survey: Survey, gpus: tuple[GpuRow, ...]) -> list[str]:
-    problems = [*survey.problems, *_unseen_processes(survey.world.handles.unknown)]
+    problems = [*survey.problems, *unseen_processes(survey.world.handles.unknown)]
     for row in (row for gpu in gpus for row in gpu.devices):
         problems += _mismatch(row.device, row.claim) if row.claim else _unclaimed(row)
     for claim in survey.host.claims.readable.values():
@@ -215,7 +215,7 @@ def _unclaimed(row: DeviceRow) -> list[str]:
     """A type that nobody claimed."""
     if row.profile is None or row.state is State.UNREADABLE:
         return []
-    what = f"{row.device.name} has {_named(row.profile)}"
+    what = f"{row.device.name} has {named(row.profile)}"
     if row.state is State.IN_USE:
         return [f"{what} and is in use, but nobody claimed it; it is left alone"]
     return [
@@ -232,12 +232,12 @@ def _mismatch(device: Device, claim: Claim) -> list[str]:
         return []
     now = f"type {device.type_id}" if device.type_id else "no type"
     return [
-        f"{device.name} was given {_named(claim.profile)} for {claim.owner}, but has {now} now: "
+        f"{device.name} was given {named(claim.profile)} for {claim.owner}, but has {now} now: "
         "somebody else writes to it"
     ]
 
 
-def _unseen_processes(unknown: tuple[str, ...]) -> list[str]:
+def unseen_processes(unknown: tuple[str, ...]) -> list[str]:
     """One sentence for all processes whose open files can't be read; others as they are."""
     processes = {match[1] for sentence in unknown if (match := _PROCESS.search(sentence))}
     problems = [sentence for sentence in unknown if not _PROCESS.search(sentence)]
@@ -250,6 +250,7 @@ def _unseen_processes(unknown: tuple[str, ...]) -> list[str]:
     return problems
 
 
-def _named(profile: Profile) -> str:
+def named(profile: Profile) -> str:
+    """A profile as a sentence names it: with its id, which is all that some have."""
     unnamed = profile.name == f"type {profile.id}"
     return profile.name if unnamed else f"{profile.name} ({profile.id})"

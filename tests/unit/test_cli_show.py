@@ -241,3 +241,14 @@ def test_a_claim_that_is_not_programmed_yet_shows_its_profile(host: Host) -> Non
     vf = host.gpu()[0]
     store.create(host.paths.state, claim(vf, "web1", WEB1, Phase.RESERVED))
     assert "(NVIDIA L40S-8Q)  claimed  web1" in call(host, "list").output
+
+
+def test_status_says_of_a_running_domain_that_it_can_not_migrate(busy: Host) -> None:
+    sentence = "can't be migrated or saved: the driver has no migration for it"
+    for vf in ("0000:3d:00.4", "0000:3d:00.5"):  # web2 doesn't run
+        (busy.sysfs / f"kernel/debug/vfio/{vf}").mkdir(parents=True)
+    told = call(busy, "status").output
+    assert told.count(sentence) == 1
+    assert told.index("'web1'") < told.index(sentence) < told.index("'web2'")
+    (busy.sysfs / "kernel/debug/vfio/0000:3d:00.4/migration").mkdir()
+    assert sentence not in call(busy, "status").output

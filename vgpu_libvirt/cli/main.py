@@ -24,6 +24,7 @@ _VERBS = {
     "list": "show:list_",
     "profiles": "show:profiles",
     "status": "show:status",
+    "doctor": "doctor:doctor",
     "attach": "attach:attach",
     "detach": "detach:detach",
     "start": "start:start",

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from .. import config, report
 from ..claims import liveness
+from ..devices import migration
 from ..report import State
 from ..survey import look
 from . import output
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ..address import Location
+    from ..claims.liveness import Verdict
     from ..claims.model import Claim
     from ..report import Capacity, DeviceRow, GpuRow, Report
 
@@ -78,7 +80,8 @@ def profiles(as_json: bool) -> None:
 @json_option
 def status(as_json: bool) -> None:
     """Show the claims, whether their owners live and why we think so, and all problems."""
-    found = report.build(look(config.load()))
+    settings = config.load()
+    found = report.build(look(settings))
     if as_json:
         output.show_json(report.status_json(found))
         return
@@ -88,7 +91,15 @@ def status(as_json: bool) -> None:
         line = Text("  ")
         line.append(verdict.state, style=_VERDICT_STYLES[verdict.state])
         lines.append(line.append(f": {verdict.why}"))
+        if _can_not_migrate(settings.paths.sysfs, claim, verdict):
+            lines.append(Text("  can't be migrated or saved: the driver has no migration for it"))
     output.show([*lines, *output.problems(found.problems)])
+
+
+def _can_not_migrate(sysfs: str, claim: Claim, verdict: Verdict) -> bool:
+    """Whether a living owner's device is known to tie it to this host."""
+    is_alive = verdict.state is liveness.State.ALIVE
+    return is_alive and migration.is_supported(sysfs, claim.device) is False
 
 
 def _runs(gpu: GpuRow, show_all: bool) -> list[list[DeviceRow]]:
@@ -154,19 +165,20 @@ def _counts(rows: Sequence[DeviceRow]) -> str:
     numbers += [f"{states[s]} {s}" for s in (State.FOREIGN, State.UNREADABLE) if states[s]]
     # Mediated devices, and where more of them could be made.
     what = "VF" if not any(row.device.is_mdev for row in rows) else "place"
-    return f"{', '.join(numbers)} of {_number(len(rows), what)}"
+    return f"{', '.join(numbers)} of {number(len(rows), what)}"
 
 
-def _number(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def number(count: int, what: str) -> str:
+    """COUNT things, as a sentence says it."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _summary(found: Report) -> str:
     if not found.gpus:
         return _NO_GPU
     rows = [row for gpu in found.gpus for row in gpu.devices]
-    claims = _number(len(found.claims), "claim")
-    return f"{_number(len(found.gpus), 'GPU')}: {_counts(rows)}; {claims}"
+    claims = number(len(found.claims), "claim")
+    return f"{number(len(found.gpus), 'GPU')}: {_counts(rows)}; {claims}"
 
 
 def _claim_line(claim: Claim) -> Text:
