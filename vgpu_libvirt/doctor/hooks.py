@@ -32,33 +32,27 @@ _REINSTALL = "reinstall vgpu-libvirt, or run 'virt-vgpu install-hooks' where pip
 
 def hook_missing(sight: Sight) -> Iterator[Symptom]:
     """Without it no domain gets a vGPU, and none gives one back."""
-    if sight.hooks.are_hidden:
-        return
-    if not any(s.kind == "qemu" and (s.is_in_place or s.is_ours) for s in sight.hooks.scripts):
-        path = _place(sight, "qemu")
+    path = _place(sight, "qemu")
+    ours = (s for s in sight.hooks.scripts if s.kind == "qemu" and (s.is_in_place or s.is_ours))
+    if not sight.hooks.are_hidden and not any(ours):
         yield Symptom(path, f"the hook {path} is missing, so no domain gets a vGPU", _REINSTALL)
 
 
 def daemon_hook_missing(sight: Sight) -> Iterator[Symptom]:
     """What was missed while libvirt was down then waits for the next sync."""
-    script = _in_place(sight, "daemon")
     path = _place(sight, "daemon")
-    if script is None and sight.hooks.are_hidden:
+    script = _in_place(sight, "daemon")
+    if script and not script.is_executable:
+        what, remedy = "not executable", f"run 'chmod 755 {path}'"
+    elif script is None and not sight.hooks.are_hidden:
+        what, remedy = "missing", _REINSTALL
+    else:
         return
-    if script is None:
-        yield Symptom(
-            path,
-            f"the hook {path} is missing, so what libvirt missed while it was down waits for a "
-            "sync",
-            _REINSTALL,
-        )
-    elif not script.is_executable:
-        yield Symptom(
-            path,
-            f"the hook {path} is not executable, so what libvirt missed while it was down waits "
-            "for a sync",
-            f"run 'chmod 755 {path}'",
-        )
+    yield Symptom(
+        path,
+        f"the hook {path} is {what}, so what libvirt missed while it was down waits for a sync",
+        remedy,
+    )
 
 
 def hook_not_executable(sight: Sight) -> Iterator[Symptom]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..config import Paths
 
 KINDS = ("qemu", "daemon")
-_PATIENCE = 10.0  # seconds for the entry point to do nothing
+_PATIENCE = 30.0  # seconds for the entry point to do nothing
 # Of a domain that has nothing to do with us: the entry point reads it, and leaves.
 _DOCUMENT = "<domain><name>doctor</name><uuid>00000000-0000-0000-0000-000000000000</uuid></domain>"
 

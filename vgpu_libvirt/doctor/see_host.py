@@ -39,9 +39,9 @@ class StateDirectory(NamedTuple):
     filesystem: str | None  # its type; None: can't be told
 
 
-def confinement(paths: Paths, audit_log: str, daemon: Daemon | None, unseen: list[str]) -> (
-    Confinement
-):  # fmt: skip
+def confinement(
+    paths: Paths, audit_log: str, daemon: Daemon | None, unseen: list[str]
+) -> Confinement:
     """Look at the security modules that are on, and for what they denied since DAEMON started."""
     selinux = f"{paths.sysfs}/fs/selinux"
     enforces = (reading.text(f"{selinux}/enforce", unseen) or "0").strip() == "1"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..claims.model import Process
     from ..config import Config
 
-_ANSWER = 5.0  # seconds
+_ANSWER = 10.0  # seconds
 
 
 class Daemon(NamedTuple):
