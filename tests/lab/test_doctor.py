@@ -269,7 +269,7 @@ def test_a_configuration_that_excludes_nothing_or_is_broken() -> None:
 def test_a_libvirt_that_does_not_run_is_not_started() -> None:
     assert run("libvirtd-stop").status == 0
     try:
-        assert set(doctor()) == {"not-seen"}
+        assert set(doctor()) == {"no-daemon"}
         assert not Path("/run/libvirtd.pid").exists()
     finally:
         assert run("libvirtd-start").status == 0

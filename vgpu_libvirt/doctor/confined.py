@@ -18,6 +18,18 @@ _OLDEST = 9_007_000
 _OLDEST_WITH_DIRECTORIES = 6_005_000  # the first that runs what is in `hooks/qemu.d`
 
 
+def no_daemon(sight: Sight) -> Iterator[Symptom]:
+    """An idle daemon that its socket starts is asleep most of the time, and isn't woken by us."""
+    if sight.daemon is None:
+        yield Symptom(
+            "libvirt",
+            "no libvirt daemon runs, or none shows, so nothing was looked at that it tells: its "
+            "version, whether it has seen the hooks, what was denied to them",
+            "run 'virt-vgpu doctor' again while one runs; 'virsh list' starts one that its socket "
+            "starts",
+        )
+
+
 def libvirt_too_old(sight: Sight) -> Iterator[Symptom]:
     """An old libvirt refuses every start with a vendor VFIO VF; mediated devices it takes."""
     daemon = sight.daemon

@@ -64,6 +64,7 @@ CHECKS = (
     Check("state-not-writable", _P, host.state_not_writable),
     Check("boot-unknown", _P, host.boot_unknown),
     Check("daemon-hook-missing", _N, hooks.daemon_hook_missing),
+    Check("no-daemon", _N, confined.no_daemon),
     Check("no-gpu", _N, gpus.no_gpu),
     Check("unclaimed-in-use", _N, gpus.unclaimed_in_use),
     Check("cannot-migrate", _N, gpus.cannot_migrate),

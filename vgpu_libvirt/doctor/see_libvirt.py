@@ -43,7 +43,6 @@ def daemon(config: Config, unseen: list[str]) -> Daemon | None:
         if process is None or (
             os.stat(f"{paths.proc}/{process.pid}").st_uid != os.stat(paths.proc).st_uid
         ):
-            unseen.append("no libvirt daemon runs, or none shows, so nothing can be told about it")
             return None
         name = processes.read_stat(paths.proc, process.pid).name
     except (OSError, ValueError) as error:
