@@ -213,8 +213,8 @@ def _problems(survey: Survey, gpus: tuple[GpuRow, ...]) -> list[str]:
 
 def _unclaimed(row: DeviceRow) -> list[str]:
     """A type that nobody claimed."""
-    if row.profile is None or row.state is State.UNREADABLE:
-        return []
+    if row.profile is None or row.state is State.UNREADABLE or row.device.is_mdev:
+        return []  # a mediated device that we didn't make has an owner who knows it by its UUID
     what = f"{row.device.name} has {named(row.profile)}"
     if row.state is State.IN_USE:
         return [f"{what} and is in use, but nobody claimed it; it is left alone"]

@@ -311,7 +311,13 @@ def mdev_where_vfs(host: Sound) -> None:
 def vf_where_mdevs(host: Sound) -> None:
     vfs = without_vgpu(host)
     for vf in vfs:
-        (host.sysfs / f"class/mdev_bus/{vf}/mdev_supported_types/nvidia-558").mkdir(parents=True)
+        types = host.sysfs / f"class/mdev_bus/{vf}/mdev_supported_types/nvidia-1152"
+        for file, text in (
+            ("device_api", "vfio-pci"),
+            ("available_instances", "1"),
+            ("name", "NVIDIA L40S-8Q"),
+        ):
+            host.write(types / file, f"{text}\n")
     host.define("web2", web2(vfs[0]))
 
 

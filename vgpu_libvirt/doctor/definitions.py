@@ -7,13 +7,14 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from .. import placement
+from ..address import PciAddress
+from ..devices import mdev
 from ..errors import RequestError
 from .findings import Symptom
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ..address import PciAddress
     from ..domain.model import Hostdev, Request
     from .see_definitions import Defined
     from .sight import Sight
@@ -68,8 +69,8 @@ def profile_unknown(sight: Sight) -> Iterator[Symptom]:
 
 def mdev_where_vfs(sight: Sight) -> Iterator[Symptom]:
     """A definition of the time when this host's vGPUs were mediated devices."""
-    has_parents = any(vf.is_parent for pf in sight.gpus.pfs for vf in pf.vfs)
-    if has_parents or not sight.seen.host.inventory.gpus:
+    gpus = sight.seen.host.inventory.gpus
+    if not gpus or any(gpu.backend == mdev.BACKEND for gpu in gpus):
         return
     for one, request in _requests(sight):
         hostdev = one.domain.hostdev(request.alias)
@@ -78,7 +79,7 @@ def mdev_where_vfs(sight: Sight) -> Iterator[Symptom]:
                 one.domain.name,
                 f"the hostdev '{request.alias}' of {one.label} is a mediated device, but this "
                 "host's vGPUs are VFs",
-                f"run 'virt-vgpu fix-xml {one.domain.name}'",
+                "run 'virt-vgpu sync', which points it at a VF",
             )
 
 
@@ -91,8 +92,7 @@ def vf_where_mdevs(sight: Sight) -> Iterator[Symptom]:
                 one.domain.name,
                 f"the hostdev '{request.alias}' of {one.label} points at the VF {hostdev.address}, "
                 "but this host's vGPUs are mediated devices, made on its VFs",
-                "use a vGPU host driver with vendor VFIO on Linux 6.8 or later, or a hostdev of "
-                "type='mdev'",
+                "run 'virt-vgpu sync', which makes it a mediated device",
             )
 
 
@@ -205,7 +205,10 @@ def _vfs(sight: Sight) -> set[PciAddress | None]:
 
 
 def _devices(sight: Sight) -> set[PciAddress | None]:
-    return {device.address for device in sight.seen.host.inventory.devices}
+    """The VFs that are vGPUs; where mediated devices are made, no PCI hostdev belongs."""
+    devices = sight.seen.host.inventory.devices
+    vfs = (device.address for device in devices if not device.is_mdev)
+    return {address for address in vfs if isinstance(address, PciAddress)}
 
 
 def _requests(sight: Sight) -> Iterator[tuple[Defined, Request]]:

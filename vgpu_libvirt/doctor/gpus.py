@@ -208,6 +208,8 @@ def _ours(sight: Sight) -> Iterator[Pf]:
 def _unclaimed(sight: Sight, in_use: bool) -> Iterator[tuple[str, str]]:
     host = sight.seen.host
     for device in host.inventory.devices:
+        if device.is_mdev:
+            continue  # one that we didn't make has an owner who knows it by its UUID
         if not device.type_id or {device.name} & {*host.claims.readable, *host.claims.unreadable}:
             continue
         profile = host.profile_of(device)

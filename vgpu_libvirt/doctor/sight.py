@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from .. import report, survey
+from ..address import PciAddress
 from ..claims import cordons, processes, store
 from ..config import AUDIT_LOG, BIN
 from ..devices import catalogue
@@ -69,7 +70,8 @@ def look(config: Config, places: Places) -> Sight:
     seen = survey.look(config)
     daemon = see_libvirt.daemon(config, unseen)
     definitions = see_definitions.look(config, seen, now, unseen)
-    devices = [device.address for device in seen.host.inventory.devices]
+    devices = seen.host.inventory.devices
+    vfs = [device.address for device in devices if isinstance(device.address, PciAddress)]
     hidden = report.unseen_processes(seen.world.handles.unknown)
     if not is_root:
         hidden += seen.world.domains.problems
@@ -80,7 +82,7 @@ def look(config: Config, places: Places) -> Sight:
         see_hooks.entry(places.entry),
         daemon,
         see_host.confinement(paths, places.audit_log, daemon, unseen),
-        see_gpus.look(config, devices, unseen),
+        see_gpus.look(config, vfs, unseen),
         definitions,
         see_host.state_directory(paths, is_root, unseen),
         see_sync.look(paths, now, unseen),
