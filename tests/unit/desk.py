@@ -27,10 +27,10 @@ ERROR = "virt-vgpu: error: "
 class Desk:
     """The host has one GPU, with `vfs`."""
 
-    def __init__(self, host: Host, connection: Connection) -> None:
+    def __init__(self, host: Host, connection: Connection, vfs: list[str] | None = None) -> None:
         self.host = host
         self.connection = connection
-        self.vfs = host.gpu()
+        self.vfs = vfs or host.gpu()
 
     def define(self, document: str, **more: bool) -> Domain:
         domain = Domain(document, **more)

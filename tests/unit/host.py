@@ -87,14 +87,22 @@ class Host:
             names.append(vf)
         return names
 
-    def nodes(self, vf: str) -> tuple[str, str]:
-        """The device files of a VF: of its group, and its own."""
-        group = os.path.basename(os.readlink(self.pci(vf) / "iommu_group"))
-        (own,) = os.listdir(self.pci(vf) / "vfio-dev")
+    def place(self, device: str) -> Path:
+        """The sysfs directory of a VF, or of a mediated device."""
+        return self.pci(device) if ":" in device else self.sysfs / "bus/mdev/devices" / device
+
+    def nodes(self, device: str) -> tuple[str, str]:
+        """The device files of a device: of its group, and its own."""
+        group = os.path.basename(os.readlink(self.place(device) / "iommu_group"))
+        (own,) = os.listdir(self.place(device) / "vfio-dev")
         return f"/dev/vfio/{group}", f"/dev/vfio/devices/{own}"
 
-    def type_of(self, vf: str) -> str:
-        return (self.pci(vf) / "nvidia/current_vgpu_type").read_text().strip()
+    def type_of(self, device: str) -> str:
+        """What the driver shows as the type of a device; "0" of one that has none."""
+        if ":" in device:
+            return (self.pci(device) / "nvidia/current_vgpu_type").read_text().strip()
+        link = self.place(device) / "mdev_type"
+        return os.path.basename(os.readlink(link)) if link.is_symlink() else "0"
 
     def set_type(self, vf: str, profile_id: int) -> None:
         self.write(self.pci(vf) / "nvidia/current_vgpu_type", f"{profile_id}\n")
@@ -214,7 +222,7 @@ def domain_xml(
     managed: str = "no",
     extra: str = "",
 ) -> str:
-    """A domain. REQUESTS: alias -> profile, HOSTDEVS: alias -> address; or the XML of either."""
+    """A domain. REQUESTS: alias -> profile, HOSTDEVS: alias -> device; or the XML of either."""
     if not isinstance(requests, str):
         requests = "".join(
             f'<vgpu:device alias="{alias}" profile="{profile}"/>'
@@ -238,8 +246,17 @@ def domain_xml(
     )
 
 
-def hostdev_xml(alias: str, address: str, managed: str = "no") -> str:
-    pci = PciAddress.parse(address)
+def hostdev_xml(alias: str, device: str, managed: str = "no") -> str:
+    """A hostdev that names a VF by its address, or a mediated device by its UUID."""
+    if ":" not in device:
+        return (
+            f"    <hostdev mode='subsystem' type='mdev' managed='{managed}' model='vfio-pci'>\n"
+            f"      <source><address uuid='{device}'/></source>\n"
+            f"      <alias name='{alias}'/>\n"
+            "      <address type='pci' domain='0x0000' bus='0x05' slot='0x00' function='0x0'/>\n"
+            "    </hostdev>\n"
+        )
+    pci = PciAddress.parse(device)
     return (
         f"    <hostdev mode='subsystem' type='pci' managed='{managed}'>\n"
         f"      <source><address domain='{pci.domain:#06x}' bus='{pci.bus:#04x}' "
@@ -250,14 +267,14 @@ def hostdev_xml(alias: str, address: str, managed: str = "no") -> str:
     )
 
 
-def web1(vf: str, profile: str = "NVIDIA L40S-8Q", **more: object) -> str:
-    """A domain with one vGPU, at VF."""
-    return domain_xml(requests={"ua-vgpu0": profile}, hostdevs={"ua-vgpu0": vf}, **more)  # type: ignore[arg-type]
+def web1(device: str, profile: str = "NVIDIA L40S-8Q", **more: object) -> str:
+    """A domain with one vGPU, at DEVICE."""
+    return domain_xml(requests={"ua-vgpu0": profile}, hostdevs={"ua-vgpu0": device}, **more)  # type: ignore[arg-type]
 
 
-def web2(vf: str, profile: str = "NVIDIA L40S-8Q", **more: object) -> str:
-    """Another domain with one vGPU, at VF."""
-    return web1(vf, profile, name="web2", uuid=WEB2, number=8, **more)
+def web2(device: str, profile: str = "NVIDIA L40S-8Q", **more: object) -> str:
+    """Another domain with one vGPU, at DEVICE."""
+    return web1(device, profile, name="web2", uuid=WEB2, number=8, **more)
 
 
 def entry_point(directory: Path, python: str = sys.executable) -> Path:

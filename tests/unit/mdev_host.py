@@ -37,6 +37,17 @@ def catalogue(name: str) -> list[Type]:
 
 A2 = catalogue("a2")  # of a VF of a GPU that has a vGPU of 4 GB
 P40 = catalogue("p40")  # of a GPU without VFs
+# Of a VF of an idle L40S: as its list of 8Q and its neighbours, in the words of the A2's.
+L40S = [
+    Type(
+        f"nvidia-{number}",
+        f"NVIDIA L40S-{size}Q",
+        "1",
+        f"num_heads=4, frl_config=60, framebuffer={1024 * size}M, max_resolution=7680x4320, "
+        f"max_instance={48 // size}",
+    )
+    for number, size in ((1148, 2), (1150, 4), (1152, 8), (1155, 24), (1156, 48))
+]
 MTTY = [
     Type("mtty-1", "Single port serial", "24", None),
     Type("mtty-2", "Dual port serial", "12", None),
@@ -172,6 +183,7 @@ class Driver:
         self.log: list[str] = []  # "guard", and each write as FILE <- TEXT
         self.answers: list[int | None] = []  # errno of the next writes; None: by the rules
         self.silent = False  # takes everything and does nothing
+        self._made = 0  # each mdev has a group of its own
         self.before_write: Callable[[], None] = lambda: None
         self.after_write: Callable[[], None] = lambda: None
 
@@ -201,7 +213,8 @@ class Driver:
         if int(available.read_text()) == 0:
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
         available.write_text(f"{int(available.read_text()) - 1}\n")
-        self.host.mdev(text, path.resolve().parents[2].name, type_id)
+        self._made += 1
+        self.host.mdev(text, path.resolve().parents[2].name, type_id, group=22 + self._made)
 
     def _remove(self, path: Path, text: str) -> None:
         assert text == "1"
@@ -209,3 +222,38 @@ class Driver:
 
     def _vgpu_params(self, path: Path, text: str) -> None:
         path.write_text(f"{text[:-1]}\n")  # the last character is taken for the line's end
+
+    def _current_vgpu_type(self, path: Path, text: str) -> None:
+        path.write_text(text)  # a VF of another GPU
+
+
+class OneSize(Driver):
+    """Of GPUs with VFs: each VF takes one mdev, and all on a GPU are of one size."""
+
+    def _create(self, path: Path, text: str) -> None:
+        super()._create(path, text)
+        self.recount()
+
+    def _remove(self, path: Path, text: str) -> None:
+        super()._remove(path, text)
+        self.recount()
+
+    def recount(self) -> None:
+        """Say anew what could be made where, as the driver does at every look."""
+        mdevs = [link.resolve() for link in self.host.mdevs.iterdir()]
+        here: dict[str, list[str]] = {}
+        for place in mdevs:
+            gpu = os.readlink(place.parent / "physfn")
+            here.setdefault(gpu, []).append(self._size(place / "mdev_type"))
+        taken = {place.parent.name for place in mdevs}
+        for vf in self.host.bus.iterdir():
+            gpu = here.get(os.readlink(vf / "physfn"), [])
+            for kind in (vf / "mdev_supported_types").iterdir():
+                description = (kind / "description").read_text()
+                fits = len(gpu) < int(description.rpartition("max_instance=")[2])
+                fits &= vf.name not in taken and {self._size(kind), *gpu} == {self._size(kind)}
+                (kind / "available_instances").write_text(f"{int(fits)}\n")
+
+    @staticmethod
+    def _size(kind: Path) -> str:
+        return (kind / "description").read_text().partition("framebuffer=")[2].partition(",")[0]

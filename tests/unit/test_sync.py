@@ -21,6 +21,7 @@ from vgpu_libvirt.cli.main import main as virt_vgpu
 from vgpu_libvirt.lifecycle.context import Context
 
 if TYPE_CHECKING:
+    from tests.unit.gpus import Gpus
     from tests.unit.host import Host
 
 
@@ -36,57 +37,59 @@ def claim_ids(host: Host) -> frozenset[str]:
     )
 
 
-def test_nothing_to_do(host: Host) -> None:
-    host.gpu()
+def test_nothing_to_do(host: Host, gpus: Gpus) -> None:
+    assert gpus.places
     assert reconcile(host) == ((), (), ())
 
 
 @pytest.mark.promise(3)
-def test_a_dead_domains_device_comes_back(host: Host) -> None:
-    vf = host.gpu()[0]
-    start(host, vf)
+def test_a_dead_domains_device_comes_back(host: Host, gpus: Gpus) -> None:
+    device = gpus.device()
+    start(host, device)
     host.end_domain("web1", 4001)
-    assert reconcile(host).released == (vf,)
-    assert host.type_of(vf) == "0"
-    assert host.claim(vf) is None
+    assert reconcile(host).released == (device,)
+    assert gpus.type_of(device) == 0
+    assert host.claim(device) is None
 
 
 @pytest.mark.promise(9)
-def test_a_dry_run_says_so_and_writes_nothing(host: Host) -> None:
-    vf = host.gpu()[0]
-    start(host, vf)
+def test_a_dry_run_says_so_and_writes_nothing(host: Host, gpus: Gpus) -> None:
+    device = gpus.device()
+    start(host, device)
     host.end_domain("web1", 4001)
     before = host.tree()
-    assert reconcile(host, dry_run=True).released == (vf,)
+    assert reconcile(host, dry_run=True).released == (device,)
     assert host.tree() == before
 
 
 @pytest.mark.promise(1)
-def test_a_live_domains_device_stays_and_a_second_run_changes_nothing(host: Host) -> None:
-    vf = host.gpu()[0]
-    start(host, vf)
+def test_a_live_domains_device_stays_and_a_second_run_changes_nothing(
+    host: Host, gpus: Gpus
+) -> None:
+    device = gpus.device()
+    start(host, device)
     for _ in range(2):
         before = host.tree()
         outcome = reconcile(host)
         assert outcome.released == ()
-        assert [(kept.device, kept.is_doubtful) for kept in outcome.kept] == [(vf, False)]
+        assert [(kept.device, kept.is_doubtful) for kept in outcome.kept] == [(device, False)]
         assert host.tree() == before
 
 
 @pytest.mark.promise(1, 4)
-def test_between_prepare_and_qemu_nothing_is_taken(host: Host) -> None:
-    vf = host.gpu()[0]
-    host.hook("prepare", web1(vf))
+def test_between_prepare_and_qemu_nothing_is_taken(host: Host, gpus: Gpus) -> None:
+    device = gpus.device()
+    host.hook("prepare", web1(device))
     outcome = reconcile(host)
     assert outcome.released == ()
     assert "the daemon that started it, process 811, still runs" in outcome.kept[0].reason
-    assert host.type_of(vf) == "1152"
+    assert gpus.type_of(device) == 1152
 
 
 @pytest.mark.promise(4)
-def test_nor_where_libvirt_is_silent(host: Host) -> None:
-    vf = host.gpu()[0]
-    start(host, vf)
+def test_nor_where_libvirt_is_silent(host: Host, gpus: Gpus) -> None:
+    device = gpus.device()
+    start(host, device)
     host.end_domain("web1", 4001)
     outcome = reconcile(host, active=frozenset(), asked_after=claim_ids(host), silence="no answer")
     assert outcome.released == ()
@@ -94,28 +97,28 @@ def test_nor_where_libvirt_is_silent(host: Host) -> None:
 
 
 @pytest.mark.promise(4)
-def test_libvirts_word_ends_a_start_that_came_to_nothing(host: Host) -> None:
-    vf = host.gpu()[0]
-    host.hook("prepare", web1(vf))
+def test_libvirts_word_ends_a_start_that_came_to_nothing(host: Host, gpus: Gpus) -> None:
+    device = gpus.device()
+    host.hook("prepare", web1(device))
     asked = claim_ids(host)
     assert reconcile(host, active=frozenset([WEB1]), asked_after=asked).released == ()
-    assert reconcile(host, active=frozenset([WEB2]), asked_after=asked).released == (vf,)
-    assert host.type_of(vf) == "0"
+    assert reconcile(host, active=frozenset([WEB2]), asked_after=asked).released == (device,)
+    assert gpus.type_of(device) == 0
 
 
 @pytest.mark.promise(1, 4)
-def test_libvirts_word_says_nothing_about_a_later_claim(host: Host) -> None:
-    vf = host.gpu()[0]
-    host.hook("prepare", web1(vf))
+def test_libvirts_word_says_nothing_about_a_later_claim(host: Host, gpus: Gpus) -> None:
+    device = gpus.device()
+    host.hook("prepare", web1(device))
     outcome = reconcile(host, active=frozenset(), asked_after=frozenset(["an older claim"]))
     assert outcome.released == ()
-    assert host.type_of(vf) == "1152"
+    assert gpus.type_of(device) == 1152
 
 
 @pytest.mark.promise(1, 4)
-def test_libvirts_word_does_not_kill_a_qemu_that_lives(host: Host) -> None:
-    vf = host.gpu()[0]
-    start(host, vf)
+def test_libvirts_word_does_not_kill_a_qemu_that_lives(host: Host, gpus: Gpus) -> None:
+    device = gpus.device()
+    start(host, device)
     host.status_file("web1").unlink()
     outcome = reconcile(host, active=frozenset(), asked_after=claim_ids(host))
     assert outcome.released == ()
@@ -136,43 +139,43 @@ def test_an_incomplete_inventory_stops_every_release(host: Host) -> None:
 
 
 @pytest.mark.promise(4)
-def test_a_pending_release_is_finished(host: Host) -> None:
-    vf = host.gpu()[0]
-    xml = start(host, vf)
+def test_a_pending_release_is_finished(host: Host, gpus: Gpus) -> None:
+    device = gpus.device()
+    xml = start(host, device)
     host.status_file("web1").unlink()
     host.hook("release", xml)
     assert reconcile(host).kept[0].is_doubtful
     host.end(4001)
-    assert reconcile(host).released == (vf,)
+    assert reconcile(host).released == (device,)
 
 
 @pytest.mark.promise(4)
-def test_a_reservation_lapses_but_not_before_its_time(host: Host) -> None:
-    vf = host.gpu()[0]
-    host.hook("prepare", web1(vf))
-    path = host.state / "claims" / f"{vf}.json"
+def test_a_reservation_lapses_but_not_before_its_time(host: Host, gpus: Gpus) -> None:
+    device = gpus.device()
+    host.hook("prepare", web1(device))
+    path = host.state / "claims" / f"{device}.json"
     reserved = {**json.loads(path.read_text()), "phase": "reserved"}
     path.write_text(json.dumps(reserved))
     assert reconcile(host).released == ()
     path.write_text(json.dumps({**reserved, "since_boot": reserved["since_boot"] - 61}))
-    assert reconcile(host).released == (vf,)
+    assert reconcile(host).released == (device,)
 
 
 @pytest.mark.promise(4)
-def test_a_reboot_ends_all_claims(host: Host) -> None:
-    first, second, *_ = host.gpu()
+def test_a_reboot_ends_all_claims(host: Host, gpus: Gpus) -> None:
+    first, second = gpus.device(), gpus.device("web2")
     start(host, first)
     host.hook("prepare", web2(second))
     host.end_domain("web1", 4001)
     host.write(host.proc / "sys/kernel/random/boot_id", "another boot\n")
-    for vf in (first, second):
-        host.set_type(vf, 0)
-    assert reconcile(host).released == (first, second)
+    for device in (first, second):
+        gpus.set_type(device, 0)
+    assert set(reconcile(host).released) == {first, second}
 
 
 @pytest.mark.promise(1, 4)
-def test_what_a_living_domain_let_go_comes_back(host: Host) -> None:
-    first, second, *_ = host.gpu()
+def test_what_a_living_domain_let_go_comes_back(host: Host, gpus: Gpus) -> None:
+    first, second = gpus.device(), gpus.device(alias="ua-vgpu1")
     xml = domain_xml(
         requests={"ua-vgpu0": "L40S-8Q", "ua-vgpu1": "L40S-8Q"},
         hostdevs={"ua-vgpu0": first, "ua-vgpu1": second},
@@ -187,7 +190,7 @@ def test_what_a_living_domain_let_go_comes_back(host: Host) -> None:
     host.end(4001)
     host.run_domain("web1", WEB1, 4001, web1(first), opens=opens[:1])
     assert reconcile(host).released == (second,)
-    assert host.type_of(first) == "1152"
+    assert gpus.type_of(first) == 1152
 
 
 @pytest.mark.promise(1, 2)
@@ -204,17 +207,17 @@ def test_a_dead_claim_on_a_live_strangers_device_goes_without_a_write(host: Host
 
 
 @pytest.mark.promise(1)
-def test_an_empty_store_adopts_and_never_clears(host: Host) -> None:
-    first, second, *_ = host.gpu()
+def test_an_empty_store_adopts_and_never_clears(host: Host, gpus: Gpus) -> None:
+    first, second = gpus.device(), gpus.device("web2")
     start(host, first)
-    host.set_type(second, 1148)
+    gpus.set_type(second, 1148)
     (host.state / "claims" / f"{first}.json").unlink()
     assert reconcile(host).released == ()
     claim = host.claim(first)
     assert claim is not None
     assert (claim.adopted, claim.phase) == (True, Phase.RUNNING)
-    assert host.type_of(first) == "1152"
-    assert host.type_of(second) == "1148", "foreign"
+    assert gpus.type_of(first) == 1152
+    assert gpus.type_of(second) == 1148, "foreign"
 
 
 def test_a_vf_that_is_gone_takes_its_claim_along(host: Host) -> None:
@@ -239,21 +242,21 @@ def test_a_vf_whose_driver_is_gone_keeps_it(host: Host) -> None:
 
 
 @pytest.mark.promise(2)
-def test_a_device_at_which_somebody_works_is_left_to_them(host: Host) -> None:
-    vf = host.gpu()[0]
-    start(host, vf)
+def test_a_device_at_which_somebody_works_is_left_to_them(host: Host, gpus: Gpus) -> None:
+    device = gpus.device()
+    start(host, device)
     host.end_domain("web1", 4001)
-    with locks.devices(host.paths.state, [vf], time.monotonic()):
+    with locks.devices(host.paths.state, [device], time.monotonic()):
         outcome = reconcile(host)
     assert outcome.released == ()
     assert outcome.kept[0].reason == "somebody is at work on it just now"
 
 
 def test_what_was_given_back_is_told_though_the_host_lock_is_held_afterwards(
-    host: Host, monkeypatch: pytest.MonkeyPatch
+    host: Host, gpus: Gpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    vf = host.gpu()[0]
-    start(host, vf)
+    device = gpus.device()
+    start(host, device)
     host.end_domain("web1", 4001)
     host.set_policy(lock_timeout=0.2)
     with contextlib.ExitStack() as held:
@@ -265,13 +268,13 @@ def test_what_was_given_back_is_told_though_the_host_lock_is_held_afterwards(
 
         monkeypatch.setattr(sync, "give_back", then_lock)
         outcome = reconcile(host)
-    assert outcome.released == (vf,)
+    assert outcome.released == (device,)
     assert any("is held by somebody else" in problem for problem in outcome.problems)
 
 
 @pytest.mark.promise(5)
-def test_an_unreadable_claim_is_reported_and_protects_its_device(host: Host) -> None:
-    first, second, *_ = host.gpu()
+def test_an_unreadable_claim_is_reported_and_protects_its_device(host: Host, gpus: Gpus) -> None:
+    first, second = gpus.device(), gpus.device("web2")
     start(host, first)
     host.end_domain("web1", 4001)
     path = host.write(host.state / "claims" / f"{second}.json", "{}")
@@ -281,21 +284,21 @@ def test_an_unreadable_claim_is_reported_and_protects_its_device(host: Host) -> 
     assert str(path) in outcome.kept[0].reason
 
 
-def test_libvirt_starts_and_hooks_daemon_reconciles(host: Host) -> None:
-    vf = host.gpu()[0]
-    start(host, vf)
+def test_libvirt_starts_and_hooks_daemon_reconciles(host: Host, gpus: Gpus) -> None:
+    device = gpus.device()
+    start(host, device)
     host.end_domain("web1", 4001)
     assert host.daemon_hook(parent=LIBVIRTD) == (0, "", "")
-    assert host.claim(vf) is None
+    assert host.claim(device) is None
 
 
-def test_other_daemons_of_libvirts_do_not(host: Host) -> None:
-    vf = host.gpu()[0]
-    start(host, vf)
+def test_other_daemons_of_libvirts_do_not(host: Host, gpus: Gpus) -> None:
+    device = gpus.device()
+    start(host, device)
     host.end_domain("web1", 4001)
     host.process(820, "virtnetworkd", start=4300)
     assert host.daemon_hook(parent=820) == (0, "", "")
-    assert host.claim(vf) is not None
+    assert host.claim(device) is not None
 
 
 @pytest.mark.promise(7)
@@ -317,38 +320,38 @@ def run_verb(host: Host, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tu
 
 
 @pytest.mark.promise(9)
-def test_the_verb_sync(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    vf, other, *_ = host.gpu()
-    start(host, vf)
+def test_the_verb_sync(host: Host, gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    device, other = gpus.device(), gpus.device("web2")
+    start(host, device)
     host.end_domain("web1", 4001)
     host.end(LIBVIRTD)
     host.write(host.state / "claims" / f"{other}.json", "{}")
     status, dry = run_verb(host, monkeypatch, "sync", "--dry-run")
     assert status == 0
-    assert f"{vf} would be given back." in dry
+    assert f"{device} would be given back." in dry
     status, text = run_verb(host, monkeypatch, "sync", "--json")
     assert status == 0
     answer = json.loads(text)
-    assert answer["released"] == [vf]
+    assert answer["released"] == [device]
     assert answer["repointed"] == []
     assert [kept["device"] for kept in answer["kept"]] == [other]
     assert any(str(host.state / "claims" / f"{other}.json") in each for each in answer["problems"])
 
 
 @pytest.mark.promise(1, 9)
-def test_the_verb_release(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    vf, other, *_ = host.gpu()
-    start(host, vf)
+def test_the_verb_release(host: Host, gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    device, other = gpus.device(), gpus.device("web2")
+    start(host, device)
     host.end(LIBVIRTD)
-    status, text = run_verb(host, monkeypatch, "release", vf)
+    status, text = run_verb(host, monkeypatch, "release", device)
     assert status == 1
-    assert f"{vf} is kept: domain 'web1' ({WEB1}) is alive: libvirt has it running" in text
-    assert host.type_of(vf) == "1152"
+    assert f"{device} is kept: domain 'web1' ({WEB1}) is alive: libvirt has it running" in text
+    assert gpus.type_of(device) == 1152
     host.end_domain("web1", 4001)
-    assert run_verb(host, monkeypatch, "release", vf, "--dry-run")[0] == 0
-    assert host.type_of(vf) == "1152"
-    status, text = run_verb(host, monkeypatch, "release", vf.upper())
+    assert run_verb(host, monkeypatch, "release", device, "--dry-run")[0] == 0
+    assert gpus.type_of(device) == 1152
+    status, text = run_verb(host, monkeypatch, "release", device.upper())
     assert status == 0
-    assert f"{vf} was given back" in text
-    assert host.type_of(vf) == "0"
+    assert f"{device} was given back" in text
+    assert gpus.type_of(device) == 0
     assert run_verb(host, monkeypatch, "release", other)[0] == 1
