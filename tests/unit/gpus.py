@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+
 import pytest
 
 from tests.unit.host import WEB1, WEB2, Host
@@ -39,6 +40,10 @@ class Gpus:
         """What the hostdev ALIAS of a domain names: a device that nobody else is given."""
         raise NotImplementedError
 
+    def elsewhere(self) -> str:
+        """What the hostdev of web1 named on another host."""
+        return self.device()
+
     def id_of(self, number: int) -> int | str:
         """The driver's id of a profile."""
         raise NotImplementedError
@@ -66,6 +71,9 @@ class Vfs(Gpus):
 
     def device(self, domain: str = "web1", alias: str = "ua-vgpu0") -> str:
         return self._given.setdefault((domain, alias), self.places[len(self._given)])
+
+    def elsewhere(self) -> str:
+        return "0000:af:00.7"
 
     def id_of(self, number: int) -> int | str:
         return number

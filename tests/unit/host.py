@@ -104,6 +104,13 @@ class Host:
         link = self.place(device) / "mdev_type"
         return os.path.basename(os.readlink(link)) if link.is_symlink() else "0"
 
+    def typed(self) -> list[str]:
+        """The devices that have a type."""
+        mdevs = self.sysfs / "bus/mdev/devices"
+        names = [path.parents[1].name for path in self.pci("").glob("*/nvidia/current_vgpu_type")]
+        names += os.listdir(mdevs) if mdevs.exists() else []
+        return sorted(name for name in names if self.type_of(name) != "0")
+
     def set_type(self, vf: str, profile_id: int) -> None:
         self.write(self.pci(vf) / "nvidia/current_vgpu_type", f"{profile_id}\n")
 

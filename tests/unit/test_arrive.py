@@ -13,11 +13,12 @@ import pytest
 from tests.unit.host import LIBVIRTD, WEB1, WEB2, domain_xml, web1, web2
 from vgpu_libvirt import fs, sync, trigger
 from vgpu_libvirt.address import PciAddress
-from vgpu_libvirt.claims import cordons
+from vgpu_libvirt.claims import cordons, store
 from vgpu_libvirt.claims.model import Phase, Process
 from vgpu_libvirt.domain.read import parse_domain
 
 if TYPE_CHECKING:
+    from tests.unit.gpus import Gpus
     from tests.unit.host import Host
 
 ELSEWHERE = "0000:af:00.7"  # where the domain had its vGPU: no device of this host
@@ -25,15 +26,15 @@ OPERATIONS = ("migrate", "restore")
 both = pytest.mark.parametrize("operation", OPERATIONS)
 
 
-def incoming(vf: str = ELSEWHERE, **more: object) -> str:
+def incoming(device: str = ELSEWHERE, **more: object) -> str:
     """web1 as the filters get it: without an id."""
-    return web1(vf, number=None, **more)
+    return web1(device, number=None, **more)
 
 
 def device_of(document: str, alias: str = "ua-vgpu0") -> str:
     hostdev = parse_domain(document).hostdev(alias)
     assert hostdev is not None
-    return str(hostdev.address)
+    return str(hostdev.address or hostdev.uuid)
 
 
 def settle(host: Host) -> None:
@@ -74,9 +75,9 @@ def test_one_that_asks_for_nothing_passes_unseen(
 
 @both
 @pytest.mark.promise(2)
-def test_the_prepare_that_follows_takes_the_reservation_over(host: Host, operation: str) -> None:
-    first = host.gpu()[0]
-    document = host.hook(operation, incoming()).stdout
+def test_the_prepare_that_follows_takes_the_reservation_over(host: Host, gpus: Gpus, operation: str) -> None:
+    document = host.hook(operation, incoming(gpus.elsewhere())).stdout
+    first = device_of(document)
     reserved = host.claim(first)
     assert reserved is not None
     assert host.hook("prepare", document).status == 0
@@ -88,29 +89,29 @@ def test_the_prepare_that_follows_takes_the_reservation_over(host: Host, operati
 
 @both
 @pytest.mark.promise(3)
-def test_where_nothing_follows_the_device_comes_back(host: Host, operation: str) -> None:
-    first = host.gpu()[0]
-    host.hook(operation, incoming())
+def test_where_nothing_follows_the_device_comes_back(host: Host, gpus: Gpus, operation: str) -> None:
+    first = device_of(host.hook(operation, incoming(gpus.elsewhere())).stdout)
+    assert gpus.type_of(first) == 1152
     sync.reconcile(host.context(), time.monotonic() + 10)
     assert host.claim(first) is not None, "not before reserve_timeout is over"
     settle(host)
-    assert (host.claim(first), host.type_of(first)) == (None, "0")
+    assert (host.claim(first), gpus.type_of(first)) == (None, 0)
 
 
 @both
-def test_a_sync_is_asked_for(host: Host, operation: str) -> None:
+def test_a_sync_is_asked_for(host: Host, gpus: Gpus, operation: str) -> None:
     """Other definitions may point at the device."""
-    host.gpu()
-    host.hook(operation, incoming())
+    host.hook(operation, incoming(gpus.elsewhere()))
     assert trigger.is_set(host.paths)
 
 
 @pytest.mark.promise(3)
-def test_a_second_try_takes_no_second_device(host: Host) -> None:
-    first, second, *_ = host.gpu()
-    host.hook("migrate", incoming())
-    assert device_of(host.hook("migrate", incoming()).stdout) == first
-    assert host.claim(second) is None
+def test_a_second_try_takes_no_second_device(host: Host, gpus: Gpus) -> None:
+    document = incoming(gpus.elsewhere())
+    first = device_of(host.hook("migrate", document).stdout)
+    assert device_of(host.hook("migrate", document).stdout) == first
+    assert list(store.read_all(host.paths.state).readable) == [first]
+    assert gpus.type_of(first) == 1152
 
 
 def test_a_device_that_does_stays(host: Host) -> None:
@@ -145,10 +146,11 @@ def test_several_devices_are_all_found_or_none(host: Host) -> None:
 
 @both
 @pytest.mark.promise(1, 3)
-def test_a_domain_that_runs_here_is_refused(host: Host, operation: str) -> None:
-    first, *_ = host.gpu()
-    host.run_domain("web1", WEB1, 4001, web1(first), opens=(host.nodes(first)[0],))
-    result = host.hook(operation, incoming())
+def test_a_domain_that_runs_here_is_refused(host: Host, gpus: Gpus, operation: str) -> None:
+    device = gpus.device()
+    gpus.set_type(device, 1152)
+    host.run_domain("web1", WEB1, 4001, web1(device), opens=(host.nodes(device)[0],))
+    result = host.hook(operation, incoming(device))
     assert (result.status, result.stdout) == (1, "")
     assert f"domain 'web1' ({WEB1}) runs on this host already" in result.stderr
 
@@ -197,13 +199,14 @@ def test_where_the_driver_refuses_a_device_the_next_is_tried(
     assert host.claim(first) is None
 
 
-def test_a_cordoned_gpu_is_left_out(host: Host) -> None:
-    host.gpu()
-    other = host.gpu("0000:5e:00.0")[0]
+def test_a_cordoned_gpu_is_left_out(host: Host, gpus: Gpus) -> None:
+    gpus.add("0000:5e:00.0")
     cordons.write(
         host.paths.state, cordons.Cordon(PciAddress.parse("0000:3d:00.0"), "root", time.time())
     )
-    assert device_of(host.hook("migrate", incoming()).stdout) == other
+    claim = host.claim(device_of(host.hook("migrate", incoming(gpus.elsewhere())).stdout))
+    assert claim is not None
+    assert claim.gpu == "0000:5e:00.0"
 
 
 @both

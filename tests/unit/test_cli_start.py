@@ -12,16 +12,18 @@ import pytest
 
 from tests.unit.desk import Desk, pointed
 from tests.unit.fake_libvirt import Domain, error
+from tests.unit.gpus import GPU, refusing
 from tests.unit.host import WEB1, WEB2, domain_xml, web1, web2
 from vgpu_libvirt import fs
 from vgpu_libvirt.address import PciAddress
 from vgpu_libvirt.claims import locks, store
 from vgpu_libvirt.claims.model import Phase
-from vgpu_libvirt.devices import profiles, vendor_vfio
+from vgpu_libvirt.devices import hardware, profiles
 from vgpu_libvirt.domain.read import parse_domain
 
 if TYPE_CHECKING:
     from tests.unit.fake_libvirt import Connection
+    from tests.unit.gpus import Gpus
     from tests.unit.host import Host
     from vgpu_libvirt.claims.model import Claim
 
@@ -41,23 +43,21 @@ class Starts(Desk):
         assert not [claim for claim in self.claims() if claim.phase is Phase.RESERVED]
         return said
 
-    def reserve(self, vf: str, document: str, **changes: object) -> Claim:
+    def reserve(self, device: str, document: str, **changes: object) -> Claim:
         """A reservation, as a start that was killed leaves it."""
-        address = PciAddress.parse(vf)
-        (profile,) = profiles.find(
-            "1152", vendor_vfio.read_creatable(self.host.paths.sysfs, address)
-        )
-        gpu = vendor_vfio.gpu_of(self.host.paths.sysfs, address)
+        known = hardware.discover(self.host.paths.sysfs).profiles
+        (profile,) = profiles.find("NVIDIA L40S-8Q", known)
         context = self.host.context()._replace(daemon=None)
-        claim = context.new_claim(parse_domain(document), "ua-vgpu0", str(address), gpu, profile)
+        gpu = PciAddress.parse(GPU)
+        claim = context.new_claim(parse_domain(document), "ua-vgpu0", device, gpu, profile)
         claim = claim._replace(phase=Phase.RESERVED, domain_id=None, **changes)
         store.create(self.host.paths.state, claim)
         return claim
 
 
 @pytest.fixture
-def desk(host: Host, connection: Connection) -> Starts:
-    return Starts(host, connection)
+def desk(host: Host, connection: Connection, gpus_or_vfs: Gpus) -> Starts:
+    return Starts(host, connection, gpus_or_vfs.places)
 
 
 def test_what_points_right_stays_and_starts(desk: Starts) -> None:
@@ -74,26 +74,33 @@ def test_what_points_right_stays_and_starts(desk: Starts) -> None:
 
 
 @pytest.mark.promise(2)
-def test_the_reservation_is_what_prepare_finds(desk: Starts) -> None:
-    domain = desk.define(web1(desk.vfs[0], number=None))
+def test_the_reservation_is_what_prepare_finds(desk: Starts, gpus: Gpus) -> None:
+    device = gpus.device()
+    domain = desk.define(web1(device, number=None))
     seen: list[Claim | None] = []
 
     def hook(operation: str, document: str) -> object:
         if operation == "prepare":
-            seen.append(desk.host.claim(desk.vfs[0]))
-            assert desk.host.hook("prepare", web2(desk.vfs[0])).status == 1  # nobody else's turn
+            seen.append(desk.host.claim(device))
         return desk.host.hook(operation, document)
 
     domain.hook = hook  # type: ignore[assignment]
     desk.start()
     (reserved,) = seen
-    taken = desk.host.claim(desk.vfs[0])
+    taken = desk.host.claim(device)
     assert reserved is not None
     assert taken is not None
     assert (reserved.phase, reserved.daemon, reserved.domain_id) == (Phase.RESERVED, None, None)
     assert (reserved.domain_uuid, reserved.alias) == (WEB1, "ua-vgpu0")
     assert (taken.phase, taken.daemon) == (Phase.CONFIGURED, (811, 4242))
     assert taken.claim_id != reserved.claim_id
+    assert gpus.type_of(device) == 1152
+
+
+@pytest.mark.promise(2)
+def test_what_is_reserved_is_nobody_elses_turn(desk: Starts) -> None:
+    desk.reserve(desk.vfs[0], web1(desk.vfs[0]))
+    assert "belongs to domain 'web1'" in desk.host.hook("prepare", web2(desk.vfs[0])).stderr
 
 
 def test_a_hostdev_whose_device_is_taken_is_pointed_elsewhere(desk: Starts) -> None:
@@ -106,10 +113,10 @@ def test_a_hostdev_whose_device_is_taken_is_pointed_elsewhere(desk: Starts) -> N
     assert f"at {desk.vfs[1]} of GPU 0000:3d:00.0, since only GPU 0000:3d:00.0 can take" in said
 
 
-def test_a_missing_hostdev_is_added(desk: Starts) -> None:
-    domain = desk.define(domain_xml(requests={"ua-vgpu0": "1152"}, number=None))
+def test_a_missing_hostdev_is_added(desk: Starts, gpus: Gpus) -> None:
+    domain = desk.define(domain_xml(requests={"ua-vgpu0": "L40S-8Q"}, number=None))
     desk.start()
-    assert pointed(domain) == {"ua-vgpu0": desk.vfs[0]}
+    assert pointed(domain) == {"ua-vgpu0": gpus.device()}
     assert domain.active
 
 
@@ -135,8 +142,8 @@ def test_several_vgpus_start_on_devices_of_their_own(desk: Starts) -> None:
     assert "; 'ua-b' (NVIDIA L40S-8Q) at 0000:5e:00.4 of GPU 0000:5e:00.0, since " in said
 
 
-def test_paused(desk: Starts) -> None:
-    domain = desk.define(web1(desk.vfs[0], number=None))
+def test_paused(desk: Starts, gpus: Gpus) -> None:
+    domain = desk.define(web1(gpus.device(), number=None))
     assert f"{LABEL} is started, and paused, with 'ua-vgpu0'" in desk.start("--paused")
     assert domain.started_paused
 
@@ -155,18 +162,6 @@ def test_a_dry_run(desk: Starts) -> None:
 
 
 # --- devices that refuse ---
-
-
-def refusing(monkeypatch: pytest.MonkeyPatch, *bad: str) -> None:
-    """The driver writes no type on these."""
-    real = fs.write_attribute
-
-    def write(path: str, text: str) -> None:
-        if text != "0" and any(f"/{vf}/" in path for vf in bad):
-            raise OSError(errno.EIO, "Input/output error")
-        real(path, text)
-
-    monkeypatch.setattr(fs, "write_attribute", write)
 
 
 def test_a_device_that_refuses_is_followed_by_the_next(
@@ -202,13 +197,13 @@ def test_of_several_all_or_none_stay(desk: Starts, monkeypatch: pytest.MonkeyPat
     assert {desk.host.type_of(vf) for vf in desk.vfs} == {"0"}
 
 
-def test_a_failure_that_no_device_is_to_blame_for_is_told_at_once(desk: Starts) -> None:
-    domain = desk.define(web1(desk.vfs[0], number=None))
+def test_a_failure_that_no_device_is_to_blame_for_is_told_at_once(desk: Starts, gpus: Gpus) -> None:
+    domain = desk.define(web1(gpus.device(), number=None))
     domain.qemu_fails = "cannot access storage file '/gone'"
     assert desk.refused() == f"{LABEL} can't be started: cannot access storage file '/gone'\n"
     assert domain.writes == ["create"]
     assert desk.claims() == ()
-    assert desk.host.type_of(desk.vfs[0]) == "0"
+    assert gpus.type_of(gpus.device()) == 0
 
 
 def test_a_device_that_qemu_cannot_open_is_followed_by_the_next(desk: Starts) -> None:
@@ -237,24 +232,25 @@ def test_a_device_that_goes_between_choice_and_reservation(
 
 
 @pytest.mark.promise(1)
-def test_a_lost_race_with_another_start_of_the_same_domain(desk: Starts) -> None:
+def test_a_lost_race_with_another_start_of_the_same_domain(desk: Starts, gpus: Gpus) -> None:
     """Somebody else's start wins while ours points; what it has isn't ours to touch."""
-    domain = desk.define(web1(desk.vfs[0], number=None))
+    device = gpus.device()
+    domain = desk.define(web1(device, number=None))
 
     def create(_flags: int) -> int:
-        assert desk.host.hook("prepare", web1(desk.vfs[0])).status == 0
+        assert desk.host.hook("prepare", web1(device)).status == 0
         domain.active = True
         raise error(libvirt.VIR_ERR_OPERATION_INVALID, "domain is already running")
 
     domain.createWithFlags = create  # type: ignore[method-assign]
     assert "can't be started: domain is already running" in desk.refused()
     (claim,) = desk.claims()
-    assert (claim.device, claim.phase) == (desk.vfs[0], Phase.CONFIGURED)
-    assert desk.host.type_of(desk.vfs[0]) == "1152"
+    assert (claim.device, claim.phase) == (device, Phase.CONFIGURED)
+    assert gpus.type_of(device) == 1152
 
 
-def test_an_interrupt_leaves_no_reservation(desk: Starts) -> None:
-    domain = desk.define(web1(desk.vfs[0], number=None))
+def test_an_interrupt_leaves_no_reservation(desk: Starts, gpus: Gpus) -> None:
+    domain = desk.define(web1(gpus.device(), number=None))
 
     def create(_flags: int) -> int:
         raise KeyboardInterrupt
@@ -265,14 +261,14 @@ def test_an_interrupt_leaves_no_reservation(desk: Starts) -> None:
 
 
 @pytest.mark.promise(8)
-def test_no_lock_is_held_while_libvirt_is_called(desk: Starts) -> None:
-    domain = desk.define(domain_xml(requests={"ua-vgpu0": "1152"}, number=None))
+def test_no_lock_is_held_while_libvirt_is_called(desk: Starts, gpus: Gpus) -> None:
+    domain = desk.define(domain_xml(requests={"ua-vgpu0": "L40S-8Q"}, number=None))
     real = domain.attachDeviceFlags
     tried = []
 
     def attach(text: str, flags: int) -> int:
         state = desk.host.paths.state
-        with locks.devices(state, desk.vfs, 0), locks.host(state, 0):
+        with locks.devices(state, [*desk.vfs, gpus.device()], 0), locks.host(state, 0):
             tried.append(text)
         return real(text, flags)
 
@@ -281,12 +277,12 @@ def test_no_lock_is_held_while_libvirt_is_called(desk: Starts) -> None:
     assert tried
 
 
-def test_a_hook_that_libvirt_does_not_run_is_told(desk: Starts) -> None:
-    domain = desk.define(web1(desk.vfs[0], number=None))
+def test_a_hook_that_libvirt_does_not_run_is_told(desk: Starts, gpus: Gpus) -> None:
+    domain = desk.define(web1(gpus.device(), number=None))
     domain.hook = None
     result = desk.call("start", "web1")
     assert result.exit_code == 1
-    assert f"was started, but {desk.vfs[0]} not prepared for it: libvirt didn't" in result.output
+    assert f"was started, but {gpus.device()} not prepared for it: libvirt didn't" in result.output
 
 
 @pytest.mark.promise(1, 3)
@@ -320,11 +316,11 @@ def test_a_killed_start_stands_in_nobodys_way(desk: Starts, number: int) -> None
     assert [claim.device for claim in desk.claims()] == [desk.vfs[0]]
 
 
-def test_a_reservation_goes_with_the_failed_start_it_was_for(desk: Starts) -> None:
-    document = web1(desk.vfs[0], number=None)
+def test_a_reservation_goes_with_the_failed_start_it_was_for(desk: Starts, gpus: Gpus) -> None:
+    document = web1(gpus.device(), number=None)
     desk.define(document)
-    desk.reserve(desk.vfs[1], document)
-    assert desk.host.hook("release", web1(desk.vfs[0])) == (0, "", "")
+    desk.reserve(gpus.device(), document)
+    assert desk.host.hook("release", document) == (0, "", "")
     assert desk.claims() == ()
 
 
@@ -345,21 +341,23 @@ def test_anothers_reservation_that_lapsed_is(desk: Starts) -> None:
 
 
 @pytest.mark.promise(3)
-def test_a_lapsed_reservation_goes_without_a_write(desk: Starts) -> None:
+def test_a_lapsed_reservation_goes_without_a_write(desk: Starts, gpus: Gpus) -> None:
     """Nothing was written for it, so a type that is there is somebody else's."""
-    desk.reserve(desk.vfs[0], web2(desk.vfs[0]), since_boot=0.0)
-    desk.host.set_type(desk.vfs[0], 1152)
+    device = gpus.device("web2")
+    desk.reserve(device, web2(device), since_boot=0.0)
+    gpus.set_type(device, 1152)
     desk.host.set_policy(reserve_timeout=0.001)
     assert desk.host.daemon_hook() == (0, "", "")
-    assert (desk.claims(), desk.host.type_of(desk.vfs[0])) == ((), "1152")
+    assert (desk.claims(), gpus.type_of(device)) == ((), 1152)
 
 
-def test_its_own_leftover_is_used_again(desk: Starts) -> None:
+def test_its_own_leftover_is_used_again(desk: Starts, gpus: Gpus) -> None:
     """libvirt's word that the domain is off ends what its daemon alone keeps."""
-    assert desk.host.hook("prepare", web1(desk.vfs[0])).status == 0
-    domain = desk.define(web1(desk.vfs[0], number=None))
+    device = gpus.device()
+    assert desk.host.hook("prepare", web1(device)).status == 0
+    domain = desk.define(web1(device, number=None))
     assert "; what is on it" not in desk.start()
-    assert (domain.writes, pointed(domain)) == (["create"], {"ua-vgpu0": desk.vfs[0]})
+    assert (domain.writes, pointed(domain)) == (["create"], {"ua-vgpu0": device})
 
 
 def test_a_foreign_type_is_left_to_prepare(desk: Starts) -> None:

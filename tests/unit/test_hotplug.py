@@ -13,7 +13,7 @@ from tests.unit.desk import pointed, requests
 from tests.unit.fake_libvirt import error
 from tests.unit.host import WEB1, WEB2, domain_xml, web1, web2
 from vgpu_libvirt import fs, sync
-from vgpu_libvirt.address import PciAddress
+from vgpu_libvirt.address import location
 from vgpu_libvirt.claims import store
 from vgpu_libvirt.claims.model import Phase
 from vgpu_libvirt.devices import vendor_vfio
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from tests.unit.desk import Desk
     from tests.unit.fake_libvirt import Domain
+    from tests.unit.gpus import Gpus
     from vgpu_libvirt.claims.model import Claim
 
 pytestmark = pytest.mark.promise(2, 3, 4)
@@ -42,12 +43,12 @@ CALLS = ["setMetadata live", "attachDeviceFlags live"]
 
 
 def show(desk: Desk, domain: Domain) -> None:
-    """Let the host show what of DOMAIN runs: its QEMU with open VFs, and its status file."""
-    vfs = [vf for vf in pointed(domain, live=True).values() if vf in desk.vfs]
+    """Let the host show what of DOMAIN runs: its QEMU with open devices, and its status file."""
+    devices = [each for each in pointed(domain, live=True).values() if desk.host.place(each).exists()]
     if (desk.host.proc / str(PID)).exists():
         desk.host.end(PID)
     document = domain.XMLDesc(0)
-    opens = tuple(desk.host.nodes(vf)[0] for vf in vfs)
+    opens = tuple(desk.host.nodes(device)[0] for device in devices)
     desk.host.run_domain(domain.name(), domain.UUIDString(), PID, document, opens)
 
 
@@ -69,15 +70,15 @@ def end(desk: Desk, domain: Domain) -> None:
     desk.host.hook("release", document)
 
 
-def claim_of(desk: Desk, vf: str) -> Claim:
-    claim = desk.host.claim(vf)
+def claim_of(desk: Desk, device: str) -> Claim:
+    claim = desk.host.claim(device)
     assert claim is not None
     return claim
 
 
 def assert_nothing_left(desk: Desk, domain: Domain) -> None:
     assert desk.claims() == ()
-    assert {desk.host.type_of(vf) for vf in desk.vfs} == {"0"}
+    assert desk.host.typed() == []
     for live in (True, False):
         assert (requests(domain, live), pointed(domain, live)) == ((), {})
 
@@ -96,19 +97,19 @@ def reconcile(desk: Desk) -> sync.Outcome:
 # --- attach ---
 
 
-def test_a_running_domain_gets_a_vgpu(desk: Desk) -> None:
+def test_a_running_domain_gets_a_vgpu(desk: Desk, gpus: Gpus) -> None:
     domain = run(desk)
     said = desk.do(*ATTACH)
     assert said == (
-        f"'ua-vgpu0' of {LABEL} is at {desk.vfs[0]} of GPU 0000:3d:00.0, and has NVIDIA L40S-8Q "
+        f"'ua-vgpu0' of {LABEL} is at {gpus.device()} of GPU 0000:3d:00.0, and has NVIDIA L40S-8Q "
         "now. Why there: only GPU 0000:3d:00.0 can take it now.\n"
     )
     assert domain.writes == CALLS
     assert requests(domain, live=True) == (ASKED,)
-    assert pointed(domain, live=True) == {"ua-vgpu0": desk.vfs[0]}
+    assert pointed(domain, live=True) == {"ua-vgpu0": gpus.device()}
     assert (requests(domain), pointed(domain)) == ((), {})
-    assert desk.host.type_of(desk.vfs[0]) == "1152"
-    claim = claim_of(desk, desk.vfs[0])
+    assert gpus.type_of(gpus.device()) == 1152
+    claim = claim_of(desk, gpus.device())
     assert (claim.phase, claim.domain_uuid, claim.alias) == (Phase.RUNNING, WEB1, "ua-vgpu0")
     assert claim.qemu is not None
     assert claim.qemu.pid == PID
@@ -116,7 +117,7 @@ def test_a_running_domain_gets_a_vgpu(desk: Desk) -> None:
 
 @pytest.mark.promise(1)
 def test_before_libvirt_is_asked_it_is_claimed_and_programmed_and_no_lock_is_held(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, gpus: Gpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another domain's start must not wait for us, since libvirt may wait for it."""
     domain = run(desk)
@@ -124,10 +125,10 @@ def test_before_libvirt_is_asked_it_is_claimed_and_programmed_and_no_lock_is_hel
     seen: list[Claim] = []
 
     def look(text: str, flags: int) -> int:
-        seen.append(claim_of(desk, desk.vfs[0]))
-        assert desk.host.type_of(desk.vfs[0]) == "1152"
-        assert desk.host.hook("prepare", web2(desk.vfs[1])).status == 0
-        assert "belongs to" in desk.host.hook("prepare", web2(desk.vfs[0])).stderr
+        seen.append(claim_of(desk, gpus.device()))
+        assert gpus.type_of(gpus.device()) == 1152
+        assert desk.host.hook("prepare", web2(gpus.device("web2"))).status == 0
+        assert "belongs to" in desk.host.hook("prepare", web2(gpus.device())).stderr
         return attach(text, flags)
 
     monkeypatch.setattr(domain, "attachDeviceFlags", look)
@@ -139,25 +140,25 @@ def test_before_libvirt_is_asked_it_is_claimed_and_programmed_and_no_lock_is_hel
     assert not claim.is_mere_reservation
 
 
-def test_its_end_gives_it_back(desk: Desk) -> None:
+def test_its_end_gives_it_back(desk: Desk, gpus: Gpus) -> None:
     domain = run(desk)
     desk.do(*ATTACH)
     end(desk, domain)
     assert desk.claims() == ()
-    assert desk.host.type_of(desk.vfs[0]) == "0"
+    assert gpus.type_of(gpus.device()) == 0
 
 
-def test_both_sides_get_the_same(desk: Desk) -> None:
+def test_both_sides_get_the_same(desk: Desk, gpus: Gpus) -> None:
     domain = run(desk)
     assert "now, and when the domain starts again" in desk.do(*ATTACH, "--config")
     for live in (True, False):
         assert requests(domain, live) == (ASKED,)
-        assert pointed(domain, live) == {"ua-vgpu0": desk.vfs[0]}
+        assert pointed(domain, live) == {"ua-vgpu0": gpus.device()}
     end(desk, domain)
     assert desk.host.hook("prepare", domain.XMLDesc(2)).status == 0
 
 
-def test_the_definition_of_a_running_domain_can_be_changed_alone(desk: Desk) -> None:
+def test_the_definition_of_a_running_domain_can_be_changed_alone(desk: Desk, gpus: Gpus) -> None:
     domain = run(desk)
     desk.do(*ATTACH[:-1], "--config")
     assert domain.writes == ["setMetadata", "attachDeviceFlags"]
@@ -165,7 +166,7 @@ def test_the_definition_of_a_running_domain_can_be_changed_alone(desk: Desk) -> 
     assert desk.claims() == ()
 
 
-def test_a_transient_domain_gets_one_while_it_runs(desk: Desk) -> None:
+def test_a_transient_domain_gets_one_while_it_runs(desk: Desk, gpus: Gpus) -> None:
     domain = run(desk, persistent=False)
     desk.do(*ATTACH)
     assert requests(domain, live=True) == (ASKED,)
@@ -207,7 +208,7 @@ def parse(document: str) -> Any:
 
 
 @pytest.mark.promise(9)
-def test_a_dry_run_writes_nothing(desk: Desk) -> None:
+def test_a_dry_run_writes_nothing(desk: Desk, gpus: Gpus) -> None:
     domain = run(desk)
     before = desk.host.tree()
     said = desk.do(*ATTACH, "--config", "--dry-run")
@@ -243,7 +244,7 @@ def test_what_others_ask_for_meanwhile_stays(desk: Desk, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("refuses", ["setMetadata live", "attachDeviceFlags live"])
 @pytest.mark.parametrize("options", [(), ("--config",)], ids=["live", "both"])
-def test_what_libvirt_refuses_is_undone(desk: Desk, refuses: str, options: tuple[str, ...]) -> None:
+def test_what_libvirt_refuses_is_undone(desk: Desk, gpus: Gpus, refuses: str, options: tuple[str, ...]) -> None:
     domain = run(desk)
     domain.refuses = (refuses,)
     assert f"{refuses} fails" in desk.fails(*ATTACH, *options)
@@ -295,7 +296,7 @@ def test_when_all_refuse_all_are_told(desk: Desk, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_plug_that_is_reported_as_failed_but_happened_is_undone(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, gpus: Gpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     domain = run(desk)
     attach = domain.attachDeviceFlags
@@ -310,7 +311,7 @@ def test_a_plug_that_is_reported_as_failed_but_happened_is_undone(
 
 
 def test_one_that_the_guest_does_not_let_go_is_told_and_stays_claimed(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, gpus: Gpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     domain = run(desk)
     domain.lets_go = False
@@ -323,15 +324,15 @@ def test_one_that_the_guest_does_not_let_go_is_told_and_stays_claimed(
     monkeypatch.setattr(domain, "attachDeviceFlags", fail)
     said = desk.fails(*ATTACH)
     assert "'ua-vgpu0' is plugged in nevertheless: run 'virt-vgpu detach web1 --live" in said
-    assert f"{desk.vfs[0]} stays claimed" in said
+    assert f"{gpus.device()} stays claimed" in said
     reconcile(desk)
-    assert claim_of(desk, desk.vfs[0]).phase is Phase.RUNNING
-    assert desk.host.type_of(desk.vfs[0]) == "1152"
+    assert claim_of(desk, gpus.device()).phase is Phase.RUNNING
+    assert gpus.type_of(gpus.device()) == 1152
 
 
 @pytest.mark.promise(1)
 def test_where_libvirt_falls_silent_the_device_is_kept_until_it_must_have_failed(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, gpus: Gpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody knows whether libvirtd, or QEMU, is still at it."""
     domain = run(desk)
@@ -344,12 +345,12 @@ def test_where_libvirt_falls_silent_the_device_is_kept_until_it_must_have_failed
     monkeypatch.setattr(domain, "attachDeviceFlags", fall_silent)
     result = desk.call(*ATTACH)
     assert result.exit_code == 1
-    assert f"{desk.vfs[0]} stays claimed until 'virt-vgpu sync' can tell" in result.output
+    assert f"{gpus.device()} stays claimed until 'virt-vgpu sync' can tell" in result.output
     assert reconcile(desk).released == ()
-    assert claim_of(desk, desk.vfs[0]).phase is Phase.RESERVED
+    assert claim_of(desk, gpus.device()).phase is Phase.RESERVED
     lapse(desk)
-    assert reconcile(desk).released == (desk.vfs[0],)
-    assert desk.host.type_of(desk.vfs[0]) == "0"
+    assert reconcile(desk).released == (gpus.device(),)
+    assert gpus.type_of(gpus.device()) == 0
 
 
 @pytest.mark.promise(1)
@@ -392,7 +393,7 @@ def once(monkeypatch: pytest.MonkeyPatch, domain: Domain, attach: object) -> Cal
 
 
 def test_a_claim_that_cannot_be_noted_is_noted_by_sync(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, gpus: Gpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     domain = run(desk)
     attach = domain.attachDeviceFlags
@@ -406,14 +407,14 @@ def test_a_claim_that_cannot_be_noted_is_noted_by_sync(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(domain, "attachDeviceFlags", fill)
-    assert f"Note: 'virt-vgpu sync' notes that {desk.vfs[0]} runs" in desk.do(*ATTACH)
+    assert f"Note: 'virt-vgpu sync' notes that {gpus.device()} runs" in desk.do(*ATTACH)
     monkeypatch.undo()
     reconcile(desk)
-    assert claim_of(desk, desk.vfs[0]).phase is Phase.RUNNING
+    assert claim_of(desk, gpus.device()).phase is Phase.RUNNING
 
 
 def test_a_domain_that_ends_meanwhile_leaves_nothing(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, gpus: Gpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     domain = run(desk)
 
@@ -428,7 +429,7 @@ def test_a_domain_that_ends_meanwhile_leaves_nothing(
     assert_nothing_left(desk, domain)
 
 
-def test_a_host_that_does_not_show_libvirt_is_refused(desk: Desk) -> None:
+def test_a_host_that_does_not_show_libvirt_is_refused(desk: Desk, gpus: Gpus) -> None:
     domain = run(desk)
     desk.host.status_file("web1").unlink()
     assert f"{LABEL} is not among the running domains in" in desk.refused(*ATTACH)
@@ -452,54 +453,50 @@ def test_a_request_that_cannot_be_understood_is_refused(desk: Desk, live: bool) 
 # --- who was killed on the way ---
 
 
-def left_behind(desk: Desk) -> Domain:
+def left_behind(desk: Desk, gpus: Gpus) -> Domain:
     """A domain that runs, and a claim for it by somebody who was killed before he asked libvirt."""
     domain = run(desk)
     context = hotplug.by_daemon(desk.host.config)
-    wanted = wanted_at(desk.vfs[0])
+    wanted = Wanted(ASKED, location(gpus.device()))
     hotplug.make_ready(context, parse_domain(domain.XMLDesc(0)), wanted)
     return domain
 
 
-def wanted_at(vf: str) -> Wanted:
-    return Wanted(ASKED, PciAddress.parse(vf))
-
-
-def test_what_never_was_plugged_in_comes_back_when_it_has_lapsed(desk: Desk) -> None:
-    left_behind(desk)
+def test_what_never_was_plugged_in_comes_back_when_it_has_lapsed(desk: Desk, gpus: Gpus) -> None:
+    left_behind(desk, gpus)
     assert reconcile(desk).released == ()
-    assert desk.host.hook("prepare", web2(desk.vfs[0])).status == 1
+    assert desk.host.hook("prepare", web2(gpus.device())).status == 1
     lapse(desk)
-    assert reconcile(desk).released == (desk.vfs[0],)
-    assert desk.host.type_of(desk.vfs[0]) == "0"
+    assert reconcile(desk).released == (gpus.device(),)
+    assert gpus.type_of(gpus.device()) == 0
 
 
-def test_or_when_libvirtd_is_gone(desk: Desk) -> None:
-    left_behind(desk)
+def test_or_when_libvirtd_is_gone(desk: Desk, gpus: Gpus) -> None:
+    left_behind(desk, gpus)
     desk.host.end(811)
-    assert reconcile(desk).released == (desk.vfs[0],)
+    assert reconcile(desk).released == (gpus.device(),)
 
 
 @pytest.mark.promise(1)
-def test_what_qemu_has_open_never_lapses(desk: Desk) -> None:
+def test_what_qemu_has_open_never_lapses(desk: Desk, gpus: Gpus) -> None:
     """Between QEMU's opening it and libvirt's listing it."""
-    left_behind(desk)
+    left_behind(desk, gpus)
     lapse(desk)
     desk.host.end(PID)
-    opens = (desk.host.nodes(desk.vfs[0])[0],)
+    opens = (desk.host.nodes(gpus.device())[0],)
     desk.host.run_domain("web1", WEB1, PID, PLAIN, opens)
     assert reconcile(desk).released == ()
-    assert desk.host.type_of(desk.vfs[0]) == "1152"
+    assert gpus.type_of(gpus.device()) == 1152
 
 
 @pytest.mark.promise(1)
-def test_what_libvirt_did_plug_in_is_found_to_run(desk: Desk) -> None:
-    domain = left_behind(desk)
-    domain.live = parse(web1(desk.vfs[0]))
+def test_what_libvirt_did_plug_in_is_found_to_run(desk: Desk, gpus: Gpus) -> None:
+    domain = left_behind(desk, gpus)
+    domain.live = parse(web1(gpus.device()))
     show(desk, domain)
     lapse(desk)
     assert reconcile(desk).released == ()
-    assert claim_of(desk, desk.vfs[0]).phase is Phase.RUNNING
+    assert claim_of(desk, gpus.device()).phase is Phase.RUNNING
 
 
 def test_a_driver_that_is_busy_costs_no_more_than_a_later_sync(
@@ -516,94 +513,94 @@ def test_a_driver_that_is_busy_costs_no_more_than_a_later_sync(
     assert reconcile(desk).released == (desk.vfs[0],)
 
 
-def test_its_domains_end_takes_it_along(desk: Desk) -> None:
-    domain = left_behind(desk)
+def test_its_domains_end_takes_it_along(desk: Desk, gpus: Gpus) -> None:
+    domain = left_behind(desk, gpus)
     end(desk, domain)
     assert_nothing_left(desk, domain)
 
 
-def test_its_domains_next_start_takes_it_anew_even_at_the_same_place(desk: Desk) -> None:
-    left_behind(desk)
+def test_its_domains_next_start_takes_it_anew_even_at_the_same_place(desk: Desk, gpus: Gpus) -> None:
+    left_behind(desk, gpus)
     desk.host.end_domain("web1", PID)
-    before = claim_of(desk, desk.vfs[0])
-    assert desk.host.hook("prepare", web1(desk.vfs[0])) == (0, "", "")
-    after = claim_of(desk, desk.vfs[0])
+    before = claim_of(desk, gpus.device())
+    assert desk.host.hook("prepare", web1(gpus.device())) == (0, "", "")
+    after = claim_of(desk, gpus.device())
     assert (after.phase, after.qemu) == (Phase.CONFIGURED, None)
     assert after.claim_id != before.claim_id
 
 
 @pytest.mark.promise(1)
-def test_but_not_while_the_old_qemu_lives(desk: Desk) -> None:
+def test_but_not_while_the_old_qemu_lives(desk: Desk, gpus: Gpus) -> None:
     """It may still open what it was told to."""
-    left_behind(desk)
+    left_behind(desk, gpus)
     desk.host.status_file("web1").unlink()
-    refused = desk.host.hook("prepare", web1(desk.vfs[0]))
+    refused = desk.host.hook("prepare", web1(gpus.device()))
     assert refused.status == 1
     assert f"its QEMU, process {PID}, runs" in refused.stderr
-    assert claim_of(desk, desk.vfs[0]).phase is Phase.RESERVED
+    assert claim_of(desk, gpus.device()).phase is Phase.RESERVED
 
 
-def test_force_takes_nothing_from_the_living(desk: Desk) -> None:
-    left_behind(desk)
+def test_force_takes_nothing_from_the_living(desk: Desk, gpus: Gpus) -> None:
+    left_behind(desk, gpus)
     assert "not even --force takes a device from the living" in desk.refused(
-        "release", desk.vfs[0], "--force"
+        "release", gpus.device(), "--force"
     )
 
 
-def test_a_device_that_was_for_it_can_be_detached(desk: Desk) -> None:
-    left_behind(desk)
+def test_a_device_that_was_for_it_can_be_detached(desk: Desk, gpus: Gpus) -> None:
+    left_behind(desk, gpus)
     said = desk.fails(*DETACH)
-    assert f"'ua-vgpu0' ({desk.vfs[0]}) of {LABEL} was being plugged in, and may still be" in said
+    assert f"'ua-vgpu0' ({gpus.device()}) of {LABEL} was being plugged in, and may still be" in said
     lapse(desk)
-    assert f"{desk.vfs[0]} was given back" in desk.do(*DETACH)
+    assert f"{gpus.device()} was given back" in desk.do(*DETACH)
     assert desk.claims() == ()
 
 
 # --- detach ---
 
 
-def test_what_the_guest_lets_go_is_given_back(desk: Desk) -> None:
+def test_what_the_guest_lets_go_is_given_back(desk: Desk, gpus: Gpus) -> None:
     domain = run(desk)
     desk.do(*ATTACH)
     domain.writes.clear()
     assert desk.do(*DETACH) == (
-        f"{LABEL} has no vGPU 'ua-vgpu0' any more; {desk.vfs[0]} was given back.\n"
+        f"{LABEL} has no vGPU 'ua-vgpu0' any more; {gpus.device()} was given back.\n"
     )
     assert domain.writes == ["detachDeviceFlags live", "setMetadata live"]
     assert_nothing_left(desk, domain)
 
 
-def test_the_guest_may_take_its_time(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_guest_may_take_its_time(desk: Desk, gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -> None:
     domain = run(desk)
     desk.do(*ATTACH)
     domain.lets_go = False
     monkeypatch.setattr("vgpu_libvirt.detaching.time.sleep", lambda _: domain.let_go())
-    assert f"{desk.vfs[0]} was given back" in desk.do("detach", "web1", "--live")
+    assert f"{gpus.device()} was given back" in desk.do("detach", "web1", "--live")
     assert_nothing_left(desk, domain)
 
 
 @pytest.mark.promise(1)
-def test_what_it_does_not_let_go_in_time_stays_until_it_does(desk: Desk) -> None:
+def test_what_it_does_not_let_go_in_time_stays_until_it_does(desk: Desk, gpus: Gpus) -> None:
     domain = run(desk)
     desk.do(*ATTACH)
     domain.lets_go = False
     for _ in range(2):  # asking again is no failure of its own
         said = desk.fails(*DETACH)
-        assert f"the guest of {LABEL} has not let 'ua-vgpu0' ({desk.vfs[0]}) go within 0 s" in said
+        assert f"the guest of {LABEL} has not let 'ua-vgpu0' ({gpus.device()}) go within 0 s" in said
         assert "so it stays; once the guest has, 'virt-vgpu sync' gives it back" in said
         assert reconcile(desk).released == ()
-        assert claim_of(desk, desk.vfs[0]).phase is Phase.RUNNING
-        assert desk.host.type_of(desk.vfs[0]) == "1152"
+        assert claim_of(desk, gpus.device()).phase is Phase.RUNNING
+        assert gpus.type_of(gpus.device()) == 1152
         assert requests(domain, live=True) == (ASKED,)
     domain.let_go()
-    assert reconcile(desk).released == (desk.vfs[0],)
+    assert reconcile(desk).released == (gpus.device(),)
     assert desk.do(*DETACH) == f"{LABEL} has no vGPU 'ua-vgpu0' any more.\n"
     assert_nothing_left(desk, domain)
 
 
 @pytest.mark.promise(1)
 def test_libvirts_word_is_not_enough_while_it_is_open(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, gpus: Gpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     domain = run(desk)
     desk.do(*ATTACH)
@@ -614,29 +611,29 @@ def test_libvirts_word_is_not_enough_while_it_is_open(
         .replace("<hostdev", "<gone")
         .replace("</hostdev", "</gone"),
     )
-    assert f"{desk.vfs[0]} is held open by process {PID}" in desk.fails(*DETACH)
-    assert desk.host.type_of(desk.vfs[0]) == "1152"
-    assert claim_of(desk, desk.vfs[0])
+    assert f"{gpus.device()} is held open by process {PID}" in desk.fails(*DETACH)
+    assert gpus.type_of(gpus.device()) == 1152
+    assert claim_of(desk, gpus.device())
 
 
-def test_one_whose_start_nobody_noted_is_given_back_too(desk: Desk) -> None:
+def test_one_whose_start_nobody_noted_is_given_back_too(desk: Desk, gpus: Gpus) -> None:
     """`started` was killed, so the claim doesn't know its QEMU."""
-    document = web1(desk.vfs[0])
+    document = web1(gpus.device())
     assert desk.host.hook("prepare", document).status == 0
     domain = run(desk, document)
     desk.do(*DETACH)
     assert desk.claims() == ()
-    assert desk.host.type_of(desk.vfs[0]) == "0"
+    assert gpus.type_of(gpus.device()) == 0
     assert requests(domain, live=True) == ()
     assert requests(domain) == (ASKED,)
 
 
-def test_and_one_whose_claim_was_lost(desk: Desk) -> None:
-    document = web1(desk.vfs[0])
-    desk.host.set_type(desk.vfs[0], 1152)
+def test_and_one_whose_claim_was_lost(desk: Desk, gpus: Gpus) -> None:
+    document = web1(gpus.device())
+    gpus.set_type(gpus.device(), 1152)
     run(desk, document)
-    assert f"{desk.vfs[0]} was given back" in desk.do(*DETACH)
-    assert desk.host.type_of(desk.vfs[0]) == "0"
+    assert f"{gpus.device()} was given back" in desk.do(*DETACH)
+    assert gpus.type_of(gpus.device()) == 0
 
 
 def test_one_that_cannot_be_claimed_is_detached_and_said(desk: Desk) -> None:
@@ -648,49 +645,49 @@ def test_one_that_cannot_be_claimed_is_detached_and_said(desk: Desk) -> None:
     )
 
 
-def test_what_is_nobodys_request_is_detached_and_left_alone(desk: Desk) -> None:
+def test_what_is_nobodys_request_is_detached_and_left_alone(desk: Desk, gpus: Gpus) -> None:
     """A type that we didn't write is not ours to clear."""
-    desk.host.set_type(desk.vfs[0], 1148)
-    run(desk, domain_xml(hostdevs={"ua-x": desk.vfs[0]}))
+    gpus.set_type(gpus.device(), 1148)
+    run(desk, domain_xml(hostdevs={"ua-x": gpus.device()}))
     said = desk.do(*DETACH, "--alias", "ua-x")
     assert said == f"{LABEL} has no vGPU 'ua-x' any more.\n"
-    assert desk.host.type_of(desk.vfs[0]) == "1148"
+    assert gpus.type_of(gpus.device()) == 1148
 
 
-def test_from_both_sides(desk: Desk) -> None:
+def test_from_both_sides(desk: Desk, gpus: Gpus) -> None:
     domain = run(desk)
     desk.do(*ATTACH, "--config")
     desk.do(*DETACH, "--config")
     assert_nothing_left(desk, domain)
 
 
-def test_from_the_definition_alone_while_it_runs(desk: Desk) -> None:
+def test_from_the_definition_alone_while_it_runs(desk: Desk, gpus: Gpus) -> None:
     domain = run(desk)
     desk.do(*ATTACH, "--config")
     desk.do("detach", "web1", "--config")
     assert (requests(domain), pointed(domain)) == ((), {})
-    assert pointed(domain, live=True) == {"ua-vgpu0": desk.vfs[0]}
-    assert claim_of(desk, desk.vfs[0]).phase is Phase.RUNNING
+    assert pointed(domain, live=True) == {"ua-vgpu0": gpus.device()}
+    assert claim_of(desk, gpus.device()).phase is Phase.RUNNING
 
 
-def test_a_detach_that_libvirt_refuses_changes_nothing(desk: Desk) -> None:
+def test_a_detach_that_libvirt_refuses_changes_nothing(desk: Desk, gpus: Gpus) -> None:
     domain = run(desk)
     desk.do(*ATTACH, "--config")
     domain.refuses = ("detachDeviceFlags live",)
     assert "the hostdev can't be detached" in desk.refused(*DETACH, "--config")
     for live in (True, False):
         assert requests(domain, live) == (ASKED,)
-        assert pointed(domain, live) == {"ua-vgpu0": desk.vfs[0]}
-    assert claim_of(desk, desk.vfs[0]).phase is Phase.RUNNING
+        assert pointed(domain, live) == {"ua-vgpu0": gpus.device()}
+    assert claim_of(desk, gpus.device()).phase is Phase.RUNNING
 
 
-def test_a_claim_that_cannot_be_read_stops_it(desk: Desk) -> None:
+def test_a_claim_that_cannot_be_read_stops_it(desk: Desk, gpus: Gpus) -> None:
     """What is let go could not be given back."""
     domain = run(desk)
     desk.do(*ATTACH)
-    (desk.host.state / f"claims/{desk.vfs[0]}.json").write_text("{")
+    (desk.host.state / f"claims/{gpus.device()}.json").write_text("{")
     assert "stays as it is until that is mended" in desk.refused(*DETACH)
-    assert pointed(domain, live=True) == {"ua-vgpu0": desk.vfs[0]}
+    assert pointed(domain, live=True) == {"ua-vgpu0": gpus.device()}
 
 
 def test_a_driver_that_will_not_clear_leaves_it_to_sync(
@@ -708,7 +705,7 @@ def test_a_driver_that_will_not_clear_leaves_it_to_sync(
 
 
 def test_a_domain_that_ends_while_it_is_waited_for(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, gpus: Gpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     domain = run(desk)
     desk.do(*ATTACH)
@@ -716,23 +713,23 @@ def test_a_domain_that_ends_while_it_is_waited_for(
     monkeypatch.setattr("vgpu_libvirt.detaching.time.sleep", lambda _: end(desk, domain))
     desk.do("detach", "web1", "--live")
     assert desk.claims() == ()
-    assert desk.host.type_of(desk.vfs[0]) == "0"
+    assert gpus.type_of(gpus.device()) == 0
 
 
 @pytest.mark.parametrize("lost", ["the store", "nothing"])
 def test_a_request_that_was_never_plugged_in_costs_the_others_nothing(
-    desk: Desk, lost: str
+    desk: Desk, gpus: Gpus, lost: str
 ) -> None:
     """Killed between the metadata and the hostdev; then the store is lost, and adopted anew."""
     document = domain_xml(
-        requests={"ua-vgpu0": "L40S-8Q", "ua-vgpu1": "L40S-8Q"}, hostdevs={"ua-vgpu0": desk.vfs[0]}
+        requests={"ua-vgpu0": "L40S-8Q", "ua-vgpu1": "L40S-8Q"}, hostdevs={"ua-vgpu0": gpus.device()}
     )
-    desk.host.set_type(desk.vfs[0], 1152)
+    gpus.set_type(gpus.device(), 1152)
     domain = run(desk, document)
     if lost == "nothing":
         reconcile(desk)
     assert reconcile(desk).released == ()
-    assert claim_of(desk, desk.vfs[0]).phase is Phase.RUNNING
+    assert claim_of(desk, gpus.device()).phase is Phase.RUNNING
     assert desk.do(*DETACH, "--alias", "ua-vgpu1") == (
         f"{LABEL} has no vGPU 'ua-vgpu1' any more.\n"
     )
