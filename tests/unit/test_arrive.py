@@ -75,7 +75,9 @@ def test_one_that_asks_for_nothing_passes_unseen(
 
 @both
 @pytest.mark.promise(2)
-def test_the_prepare_that_follows_takes_the_reservation_over(host: Host, gpus: Gpus, operation: str) -> None:
+def test_the_prepare_that_follows_takes_the_reservation_over(
+    host: Host, gpus: Gpus, operation: str
+) -> None:
     document = host.hook(operation, incoming(gpus.elsewhere())).stdout
     first = device_of(document)
     reserved = host.claim(first)
@@ -89,7 +91,9 @@ def test_the_prepare_that_follows_takes_the_reservation_over(host: Host, gpus: G
 
 @both
 @pytest.mark.promise(3)
-def test_where_nothing_follows_the_device_comes_back(host: Host, gpus: Gpus, operation: str) -> None:
+def test_where_nothing_follows_the_device_comes_back(
+    host: Host, gpus: Gpus, operation: str
+) -> None:
     first = device_of(host.hook(operation, incoming(gpus.elsewhere())).stdout)
     assert gpus.type_of(first) == 1152
     sync.reconcile(host.context(), time.monotonic() + 10)
