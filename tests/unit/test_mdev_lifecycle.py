@@ -76,6 +76,18 @@ def test_where_a_parent_refuses_the_next_is_tried(
 
 
 @pytest.mark.promise(3)
+def test_a_parent_that_takes_many_is_tried_once(
+    host: Host, gpus: Mdevs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is one thing that refuses, in however many slots it has room."""
+    for gpu in ("0000:08:00.0", "0000:09:00.0"):
+        gpus.sysfs.parent(gpu, P40)
+    refusing(monkeypatch, "0000:08:00.0")
+    assert host.hook("prepare", web1(MINE, "GRID P40-2B")) == (0, "", "")
+    assert (gpus.parent_of(MINE), gpu_of(host, MINE)) == ("0000:09:00.0", "0000:09:00.0")
+
+
+@pytest.mark.promise(3)
 def test_where_all_refuse_it_is_told_and_nothing_is_kept(
     host: Host, gpus: Mdevs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,16 +33,15 @@ def choose(
 ) -> Parent:
     """Where to make the first of WANTED, so that the others, mediated too, find room beside it.
 
-    What DOMAIN asks for besides is where it is. None of the slots in REFUSED. Raises RequestError,
-    with the reason for each GPU.
+    What DOMAIN asks for besides is where it is. On none of the parents in REFUSED. Raises
+    RequestError, with the reason for each GPU.
     """
     host = look(context.config).host
     # What is only reserved for them is theirs.
     ours = {each.device for each in wanted}
     claims = {name: one for name, one in host.claims.readable.items() if name not in ours}
-    host = host._replace(
-        claims=host.claims._replace(readable=claims), busy=host.busy.union(refused)
-    )
+    slots = {d.name for d in host.inventory.devices if d.is_mdev and str(d.address) in refused}
+    host = host._replace(claims=host.claims._replace(readable=claims), busy=host.busy | slots)
     company = placed_beside(domain, {each.request.alias for each in wanted}, host)
     company = company._replace(nodes=nodes_of(context.config, domain))
     host = narrowed(host, (gpu for gpu in host.inventory.gpus if gpu.backend == mdev.BACKEND))

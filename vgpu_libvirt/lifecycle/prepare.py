@@ -173,7 +173,7 @@ def _make(
     """Claim a mediated device and make it where there is room; where that is refused, elsewhere."""
     from . import parents  # what a start on VFs doesn't pay
 
-    refused: dict[str, None] = {}  # in the order in which they were tried
+    refused: dict[str, None] = {}  # parents, in the order in which they were tried
     failure: VgpuError | None = None
     for _ in range(trying.MOST_TRIES):
         try:
@@ -188,7 +188,7 @@ def _make(
             if backend.read_type(start.context.config.paths.sysfs, wanted.device):
                 break  # it was made, and is taken back as it is
             is_claimed = True
-            refused[wish.device.name] = None
+            refused[str(wish.device.address)] = None
     assert failure is not None
     raise trying.with_tried(failure, refused)
 
