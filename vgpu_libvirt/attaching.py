@@ -100,7 +100,7 @@ def plug(
             failure = error
             if left or _is_claimed(config, both, request):
                 break
-            if not trying.names(error, choice.device.name):
+            if not trying.to_blame(error, [choice.device]):
                 break
             refused[choice.device.name] = None
     assert failure is not None

@@ -150,9 +150,7 @@ def try_devices(
             raise _who_may(error, config) from error
         except VgpuError as error:
             failure = error
-            named = [
-                place.device.name for place in places if trying.names(error, place.device.name)
-            ]
+            named = trying.to_blame(error, (place.device for place in places))
             if not named:
                 break
             refused |= dict.fromkeys(named)

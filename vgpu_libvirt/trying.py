@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from .devices.model import Device
     from .errors import VgpuError
 
 MOST_TRIES = 4  # devices that may refuse; each may cost a whole start of QEMU
@@ -17,6 +18,14 @@ MOST_TRIES = 4  # devices that may refuse; each may cost a whole start of QEMU
 def names(error: VgpuError, device: str) -> bool:
     """Whether a sentence is about DEVICE, so that another may do better."""
     return bool(re.search(rf"(?<![0-9a-f]){re.escape(device)}\b", str(error)))
+
+
+def to_blame(error: VgpuError, devices: Iterable[Device]) -> list[str]:
+    """Those of DEVICES that a sentence is about, in whose place others may do better.
+
+    No mediated one: `prepare` has tried for it wherever it could be made.
+    """
+    return [each.name for each in devices if not each.is_mdev and names(error, each.name)]
 
 
 def with_tried(failure: VgpuError, refused: Iterable[str]) -> VgpuError:

@@ -99,6 +99,16 @@ def test_where_all_refuse_it_is_told_and_nothing_is_kept(
     assert (host.claim(MINE), gpus.type_of(MINE)) == (None, 0)
 
 
+def test_a_start_of_ours_leaves_the_choice_of_parents_to_prepare(desk: Desk, gpus: Mdevs) -> None:
+    """`virt-vgpu start` tries no more devices than `virsh start` does."""
+    desk.define(web1(MINE, number=None))
+    gpus.driver.answers = [5] * 100
+    said = desk.fails("start", "web1")
+    assert f"did not make mdev {MINE} as nvidia-1152 on {gpus.places[3]}" in said
+    assert creates(gpus) == 4
+    assert desk.claims() == ()
+
+
 @pytest.mark.promise(3)
 def test_vgpus_of_two_sizes_find_a_gpu_each(host: Host, gpus: Mdevs) -> None:
     gpus.add(OTHER)

@@ -61,7 +61,7 @@ def arrive(context: Context, domain: Domain, document: bytes) -> bytes:
             _make_ready(context, domain, places)
         except VgpuError as error:
             failure = error
-            named = [p.device.name for p in places if trying.names(error, p.device.name)]
+            named = trying.to_blame(error, (place.device for place in places))
             if not named:
                 break
             refused |= dict.fromkeys(named)
