@@ -222,7 +222,9 @@ def use_of(gpu: Gpu, host: Host) -> GpuUse:
     offered.update(gpu.profiles)
     kinds = frozenset(cards.card_of(profile) for profile in (*offered, *present))
     known = max((cards.framebuffer_mib(kind) or 0 for kind in kinds), default=0)
-    total = max(known, cards.largest_mib(p for p in host.profiles if cards.card_of(p) in kinds))
+    told = max(((profile.framebuffer_mib or 0) * most for profile, most in gpu.most), default=0)
+    named = cards.largest_mib(p for p in host.profiles if cards.card_of(p) in kinds)
+    total = max(known, told, named)
     sizes = [profile.framebuffer_mib for profile in present]
     used = sum(filter(None, sizes))
     listed = cards.largest_mib(p for device in free for p in device.creatable or ())

@@ -104,7 +104,7 @@ class _Search:
             what += f" ('{wish.request.alias}')"
         ours = {each.request.alias for each in self._wishes}
         tried = [
-            f"'{each.request.alias}' at {each.device.name}"
+            f"'{each.request.alias}' at {each.device.uuid or each.device.address}"
             for each in placed
             if each.request.alias in ours
         ]

@@ -109,6 +109,22 @@ def test_a_start_of_ours_leaves_the_choice_of_parents_to_prepare(desk: Desk, gpu
     assert desk.claims() == ()
 
 
+def test_it_is_called_by_its_uuid_wherever_it_is_made(desk: Desk, gpus: Mdevs) -> None:
+    gpus.sysfs.parent("0000:08:00.0", P40)
+    for name, uuid in (("web1", WEB1), ("web2", WEB2)):
+        desk.define(domain_xml(name, uuid, {"ua-vgpu0": "P40-2B"}, number=None))
+    for name, device in (("web1", MINE), ("web2", THEIRS)):
+        assert f"'ua-vgpu0' (GRID P40-2B) at {device} of GPU 0000:08:00.0" in desk.do("start", name)
+
+
+def test_a_slot_is_called_by_its_parent_where_it_must_be(host: Host, gpus: Mdevs) -> None:
+    gpus.sysfs.parent("0000:08:00.0", P40)
+    wants = dict.fromkeys(("ua-a", "ua-b", "ua-c"), "P40-12C")
+    document = domain_xml(requests=wants, number=None)
+    (problem,) = point(host, Domain(document)).problems
+    assert "beside 'ua-a' at 0000:08:00.0, 'ua-b' at 0000:08:00.0, and no other way" in problem
+
+
 @pytest.mark.promise(3)
 def test_vgpus_of_two_sizes_find_a_gpu_each(host: Host, gpus: Mdevs) -> None:
     gpus.add(OTHER)

@@ -101,14 +101,13 @@ def attach(
             choice = attaching.choose(settings, connection, both, request)
             attaching.define(both[0], choice)
     learn.from_inventory(settings, choice.inventory)  # who may not write there needn't
-    device = choice.device
     gets = "has" if live else "gets"
     when = "now" if live else "when the domain starts"
     if live and persistent:
         when = "now, and when the domain starts again"
     click.echo(
-        f"'{request.alias}' of {both[0].label} is at {device.name} of GPU {device.gpu}, and "
-        f"{gets} {choice.request.profile} {when}. Why there: {choice.why}."
+        f"'{request.alias}' of {both[0].label} is at {choice.source} of GPU "
+        f"{choice.device.gpu}, and {gets} {choice.request.profile} {when}. Why there: {choice.why}."
     )
     for note in notes:
         click.echo(f"Note: {note}.", err=True)

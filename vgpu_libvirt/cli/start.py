@@ -43,7 +43,7 @@ def start(domain: str, paused: bool, dry_run: bool) -> None:
 
 def _named(places: tuple[Place, ...]) -> str:
     return "; ".join(
-        f"'{place.request.alias}' ({place.profile.name}) at {place.device.name} of GPU "
+        f"'{place.request.alias}' ({place.profile.name}) at {place.source} of GPU "
         f"{place.device.gpu}, since {place.why}"
         for place in places
     )
