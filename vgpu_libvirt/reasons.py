@@ -66,9 +66,10 @@ def users(use: GpuUse, host: Host) -> str:
         elif what := _not_free(device, host):
             found[what] += 1
     parts = [f"owners {', '.join(sorted(owners))}"] if owners else []
+    kind = "place" if use.gpu.backend == mdev.BACKEND else "VF"
     for what, number in found.items():
         if number:
-            parts.append(f"{number} VF{'s' if number > 1 else ''} {what}")
+            parts.append(f"{number} {kind}{'s' if number > 1 else ''} {what}")
     return f" ({'; '.join(parts)})" if parts else ""
 
 

@@ -10,7 +10,8 @@ A GPU is written as its bus, what the driver lists for its free devices, and its
     ?        unreadable                     !        without a type, but somebody has it open
     x        with an unreadable claim       #        free, but cordoned
 
-`3d@1` is a GPU on NUMA node 1, `3d#` a cordoned one.
+`3d@1` is a GPU on NUMA node 1, `3d#` a cordoned one. `m3d` is one of mediated devices, which are
+made on its VFs, and `p3d` one that has no VFs, and makes them itself.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from vgpu_libvirt.together import Choice, Wish, place
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 48)
 ALL = " ".join(f"{size}Q" for size in SIZES)
 CARD = "L40S"
+BACKENDS = {False: "vendor-vfio", True: "mdev"}
 
 
 def profile(name: str, card: str = CARD) -> Profile:
@@ -44,9 +46,15 @@ def profile(name: str, card: str = CARD) -> Profile:
     return Profile(1000 + int(size[0]) if size else 999, f"NVIDIA {card}-{name}")
 
 
+def mdev_profile(name: str, card: str = CARD) -> Profile:
+    """The same, as GPUs of mediated devices list it."""
+    by_number = profile(name, card)
+    return by_number._replace(id=f"nvidia-{by_number.id}")
+
+
 def claim(device: Device, owner: str, what: Profile) -> Claim:
     return Claim(
-        device.name, "vendor-vfio", str(device.gpu), what, "id", Phase.CONFIGURED,
+        device.name, BACKENDS[device.is_mdev], str(device.gpu), what, "id", Phase.CONFIGURED,
         "aaaaaaaa-0000-0000-0000-000000000001", owner, 1, "ua-vgpu0", "boot", 0.0, 0.0, None, None,
         Namespaces(None, None),
     )  # fmt: skip
@@ -63,32 +71,37 @@ def build(*gpus: str, card: str = CARD, remembered: str = "") -> Host:
     dirty: set[str] = set()
     for text in gpus:
         name, lists, tokens = (part.strip() for part in text.split(":"))
-        bus, node = re.match(r"(\w+)#?(?:@(\d))?$", name).groups()  # type: ignore[union-attr]
+        kind, bus, node = re.match(r"([mp]?)(\w+)#?(?:@(\d))?$", name).groups()  # type: ignore[union-attr]
+        named = mdev_profile if kind else profile
         pf = PciAddress(0, int(bus, 16), 0, 0)
         cordoned |= {str(pf)} if "#" in name else set()
-        listed = tuple(profile(name, card) for name in lists.replace("ALL", ALL).split())
+        listed = tuple(named(name, card) for name in lists.replace("ALL", ALL).split())
         devices = []
         for number, token in enumerate(tokens.split(), 4):
-            address = PciAddress(0, pf.bus, number // 8, number % 8)
+            address = PciAddress(0, pf.bus, number // 8, number % 8) if kind != "p" else pf
             owner, mark, name = re.match(r"(?:(\w*)([=~%]))?(\S+)$", token).groups()  # type: ignore[union-attr]
             free = mark == "~" or name in {".", "+", "!", "x", "#"}
             device = Device(
                 address,
                 pf,
-                None if name == "?" else 0 if free else profile(name, card).id,
+                None if name == "?" else 0 if free else named(name, card).id,
                 None if name == "?" else listed if free else (),
                 "it can't be read" if name == "?" else None,
+                (number - 4 if kind == "p" else 0) if kind else None,
+                f"uuid{number}" if kind and (owner or not free) else None,
             )
             devices.append(device)
             if owner:
-                claims[device.name] = claim(device, owner, profile(name, card))
+                claims[device.name] = claim(device, owner, named(name, card))
             if name == "x":
                 unreadable[device.name] = "not valid JSON"
             busy |= {device.name} if name == "!" else set()
             pointed |= {device.name} if name == "+" else set()
             cordoned |= {device.name} if name == "#" else set()
             dirty |= {device.name} if mark == "%" else set()
-        made.append(Gpu(pf, "vendor-vfio", int(node) if node else None, tuple(devices)))
+        told = tuple(mdev_profile(each, card) for each in ALL.split()) if kind else ()
+        node = int(node) if node else None
+        made.append(Gpu(pf, BACKENDS[bool(kind)], node, tuple(devices), told))
     there = host(
         Inventory(tuple(made)),
         Claims(claims, unreadable, ()),
@@ -286,6 +299,45 @@ TABLE = {
         "0000:3d:00.0 has 'ua-a', from which 'ua-b' must be apart; 0000:5e:00.0 is not that of "
         "'ua-a', to which 'ua-b' belongs"),
     "two dirty devices": ("3d: : web1%24Q web2%24Q", "24Q, 24Q", "spread", "", "3d:0.4 3d:0.5"),
+    # --- mediated devices: where they are made
+    "the first parent by address": ("m3d: ALL: . . .", "8Q", "spread", "", "3d:0.4"),
+    "beside another of its size": ("m3d: 8Q: web1=8Q . .", "8Q", "spread", "", "3d:0.5"),
+    "beside one that is yet to be made": ("m3d: ALL: web1~8Q . .", "8Q", "spread", "", "3d:0.5"),
+    "a parent of another size": ("m3d: 4Q: web1=4Q . .", "8Q", "spread", "",
+        "-8Q: 0000:3d:00.0 runs 4 GB profiles (owners web1)"),
+    "beside one of another size that is yet to be made": (
+        "m3d: ALL: web1~4Q . .", "8Q", "spread", "",
+        "-8Q: 0000:3d:00.0 will run 4 GB profiles (owners web1)"),
+    "beside somebody else's": ("m3d: 8Q: 8Q . .", "8Q", "spread", "", "3d:0.5"),
+    "parents that can't be used": ("m3d: ALL: ? # .", "8Q", "spread", "", "3d:0.6"),
+    "no parent is left": ("m3d: : web1=8Q 8Q ?", "8Q", "spread", "",
+        "-8Q: 0000:3d:00.0 has no room for more (owners web1; 1 place "
+        "with a type that nobody claimed; 1 place that can't be read)"),
+    "parents that list nothing more": ("m3d: : web1=48Q . .", "48Q", "spread", "",
+        "-48Q: 0000:3d:00.0 is full (owners web1)"),
+    "a GPU without VFs": ("p3d: ALL: . . . .", "8Q, 8Q", "spread", "", "3d:0.0 3d:0.0"),
+    "a GPU without VFs takes no more than fits": ("p3d: ALL: . . . .", "24Q, 24Q, 24Q", "spread",
+        "", "-24Q ('ua-c') beside 'ua-a' at 0000:3d:00.0, 'ua-b' at 0000:3d:00.0, and no other way "
+        "to place them all: 0000:3d:00.0 has no room for it (2 places for the domain's other "
+        "vGPUs)"),
+    "a cordoned GPU of mediated devices": ("m3d#: ALL: . . / 5e: 8Q: web1=8Q .", "8Q", "spread",
+        "", "5e:0.5"),
+    # --- one profile, which GPUs of both kinds give
+    "either kind: the emptier GPU": (
+        "3d: 8Q: web1=8Q . / m5e: ALL: . .", "8Q", "spread", "", "5e:0.4"),
+    "either kind: or the emptier VFs'": (
+        "m3d: 8Q: web1=8Q . / 5e: ALL: . .", "8Q", "spread", "", "5e:0.4"),
+    "either kind: pack": ("3d: ALL: . . / p5e: 8Q: web1=8Q . .", "8Q", "pack", "", "5e:0.0"),
+    "either kind: equals by address": ("m3d: ALL: . / 5e: ALL: .", "8Q", "spread", "", "3d:0.4"),
+    "either kind: apart": ("3d: ALL: . . / m5e: ALL: . .", "8Q, 8Q apart", "pack", "",
+        "5e:0.4 3d:0.4"),
+    "either kind: together": ("3d: ALL: . / m5e: ALL: . .", "8Q, 8Q together", "spread", "",
+        "5e:0.5 5e:0.4"),
+    "either kind: a pin": ("3d: ALL: . / p5e: ALL: . .", "8Q gpu=5e", "spread", "", "5e:0.0"),
+    "either kind: the domain's node": (
+        "3d@0: ALL: . / m5e@1: ALL: .", "8Q require", "spread", "1", "5e:0.4"),
+    "either kind: the one without a size beside it": (
+        "m3d: 4Q: web1=4Q . / 5e: ALL: .", "8Q", "pack", "", "5e:0.4"),
 }  # fmt: skip
 
 
