@@ -18,7 +18,7 @@ from .devices.mdev_life import mdev_uuid
 from .errors import RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping, Sequence, Set
 
     from .capacity import Host
     from .choosing import Place
@@ -55,6 +55,7 @@ def plan(definitions: Sequence[Wanting], policy: str, host: Host) -> Plan:
     problems = []
     ordered = sorted(definitions, key=lambda one: one.domain.uuid)
     gpus = {device.name: gpu for gpu in host.inventory.gpus for device in gpu.devices}
+    vfs = {device.name for device in host.inventory.devices if not device.is_mdev}
     taken: dict[str, Profile | None] = {}  # by those that were seen to
     # By those that weren't yet: device -> how many point at it.
     rest = Counter(name for one in ordered for name in choosing.pointed_by([one.domain]))
@@ -76,7 +77,7 @@ def plan(definitions: Sequence[Wanting], policy: str, host: Host) -> Plan:
         moves += [
             Move(domain, place.request.alias, place.came, place) for place in places if place.moves
         ]
-        moves += _without_request(domain, gpus)
+        moves += _without_request(domain, vfs)
     return Plan(tuple(moves), tuple(problems))
 
 
@@ -149,8 +150,11 @@ def _check(domain: Domain) -> None:
     choosing.check_hostdevs(domain, "it")
 
 
-def _without_request(domain: Domain, gpus: Mapping[str, Gpu]) -> list[Move]:
-    """The hostdevs at our devices whose request is gone."""
+def _without_request(domain: Domain, vfs: Set[str]) -> list[Move]:
+    """The hostdevs at our devices whose request is gone.
+
+    VFS: those on which a vGPU can be. What mediated devices are made on may be passed through.
+    """
     asked = {request.alias for request in domain.requests}
     found = []
     for hostdev in domain.hostdevs:
@@ -158,6 +162,6 @@ def _without_request(domain: Domain, gpus: Mapping[str, Gpu]) -> list[Move]:
             continue
         name = str(hostdev.address or hostdev.uuid)
         # A mediated device is ours by its UUID, whether it exists or not.
-        if str(hostdev.address) in gpus or name == mdev_uuid(domain.uuid, hostdev.alias):
+        if str(hostdev.address) in vfs or name == mdev_uuid(domain.uuid, hostdev.alias):
             found.append(Move(domain, hostdev.alias, name, None))
     return found

@@ -435,6 +435,13 @@ def test_a_hostdev_whose_request_is_gone_goes_only_if_it_was_ours(host: Host, gp
     assert point(host, domain).repointed == ()
 
 
+@pytest.mark.promise(6)
+def test_a_whole_gpu_that_could_make_some_may_be_passed_through(host: Host, gpus: Mdevs) -> None:
+    gpus.sysfs.parent("0000:08:00.0", P40)
+    domain = defined(MINE, "0000:08:00.0")
+    assert point(host, domain).repointed == ()
+
+
 def test_definitions_that_want_more_than_there_is_room_for_all_stay(
     host: Host, gpus: Mdevs
 ) -> None:
