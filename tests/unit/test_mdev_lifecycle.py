@@ -312,6 +312,17 @@ def test_another_uuid_than_its_own_is_refused(host: Host, gpus: Mdevs) -> None:
     assert creates(gpus) == 0
 
 
+@pytest.mark.parametrize("operation", ["migrate", "restore"])
+def test_one_that_comes_with_another_uuid_is_refused_at_once(
+    host: Host, gpus: Mdevs, operation: str
+) -> None:
+    """`prepare` would refuse it, when the reservation stands."""
+    refused = host.hook(operation, web1(SOMEBODYS, number=None))
+    assert (refused.status, refused.stdout) == (1, "")
+    assert f"{SOMEBODYS}, not {MINE}, which is made for it" in refused.stderr
+    assert (creates(gpus), host.claim(MINE)) == (0, None)
+
+
 @pytest.mark.parametrize("managed", ["yes", "no"])
 def test_managed_means_nothing_to_it(host: Host, gpus: Mdevs, managed: str) -> None:
     """virt-manager writes managed='yes'; libvirt binds no driver to a mediated device."""

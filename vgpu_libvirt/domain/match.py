@@ -73,7 +73,7 @@ def _source(domain: Domain, request: Request) -> Location:
         )
     where = f"the hostdev '{request.alias}' of domain '{domain.name}'"
     if hostdev.kind == "mdev":
-        return _uuid(domain, request, hostdev)
+        return uuid_of(domain, request, hostdev)
     if hostdev.kind != "pci":
         raise RequestError(
             f"{where} is of type '{hostdev.kind}'; it must be of type 'pci' or 'mdev'"
@@ -96,7 +96,8 @@ def _source(domain: Domain, request: Request) -> Location:
     return hostdev.address
 
 
-def _uuid(domain: Domain, request: Request, hostdev: Hostdev) -> str:
+def uuid_of(domain: Domain, request: Request, hostdev: Hostdev) -> str:
+    """The UUID that a mediated device's HOSTDEV names. Raises RequestError where it isn't its own."""
     from ..devices.mdev_life import mdev_uuid  # most domains have none
 
     wanted = mdev_uuid(domain.uuid, request.alias)

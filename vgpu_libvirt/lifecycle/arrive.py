@@ -20,7 +20,7 @@ from ..claims.model import Phase
 from ..devices import mdev
 from ..devices.model import location_order
 from ..domain import splice
-from ..domain.match import Wanted
+from ..domain.match import Wanted, uuid_of
 from ..errors import RefusedError, RequestError, VgpuError
 from ..survey import look, nodes_of
 from . import learn
@@ -87,6 +87,8 @@ def _check_understood(domain: Domain) -> None:
                 f"{label} asks for a vGPU at '{request.alias}', but comes without a hostdev of "
                 "that alias with a source address; run 'virt-vgpu sync' where it is defined"
             )
+        if hostdev.kind == "mdev":
+            uuid_of(domain, request, hostdev)  # no other can be put in its place
 
 
 def _end_earlier_arrivals(context: Context, domain: Domain) -> None:
