@@ -218,9 +218,14 @@ def _unclaimed(row: DeviceRow) -> list[str]:
     what = f"{row.device.name} has {named(row.profile)}"
     if row.state is State.IN_USE:
         return [f"{what} and is in use, but nobody claimed it; it is left alone"]
+    # Nobody's start finds another's mediated device in its way, so none resets it.
+    how = (
+        f"write 1 to {row.device.name}/remove in /sys/bus/mdev/devices"
+        if row.device.is_mdev
+        else 'write 0 to its nvidia/current_vgpu_type, or set foreign = "reset" in [policy]'
+    )
     return [
-        f"{what}, but nobody claimed it and nothing shows it in use; if it is a leftover, write 0 "
-        'to its nvidia/current_vgpu_type, or set foreign = "reset" in [policy]'
+        f"{what}, but nobody claimed it and nothing shows it in use; if it is a leftover, {how}"
     ]
 
 

@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.unit.host import L40S, LIBVIRTD, WEB1, WEB2, web1, web2
 from vgpu_libvirt import report
 from vgpu_libvirt.address import PciAddress
@@ -17,8 +19,7 @@ from vgpu_libvirt.report import State
 from vgpu_libvirt.survey import look
 
 if TYPE_CHECKING:
-    import pytest
-
+    from tests.unit.gpus import Gpus
     from tests.unit.host import Host
     from vgpu_libvirt.report import Report
 
@@ -29,15 +30,21 @@ def see(host: Host) -> Report:
     return report.build(look(host.config))
 
 
+def state_of(found: Report, name: str) -> State:
+    (state,) = (r.state for gpu in found.gpus for r in gpu.devices if r.device.name == name)
+    return state
+
+
 def states(host: Host) -> dict[str, str]:
     return {row.device.name: row.state for gpu in see(host).gpus for row in gpu.devices}
 
 
-def run_web1(host: Host, vf: str) -> None:
-    assert host.hook("prepare", web1(vf)).status == 0
-    host.set_list(vf, FULL)
-    host.run_domain("web1", WEB1, 4001, web1(vf), opens=(host.nodes(vf)[0],))
-    assert host.hook("started", web1(vf)).status == 0
+def run_web1(host: Host, device: str) -> None:
+    assert host.hook("prepare", web1(device)).status == 0
+    if ":" in device:
+        host.set_list(device, FULL)
+    host.run_domain("web1", WEB1, 4001, web1(device), opens=(host.nodes(device)[0],))
+    assert host.hook("started", web1(device)).status == 0
 
 
 def test_every_state(host: Host) -> None:
@@ -54,32 +61,33 @@ def test_every_state(host: Host) -> None:
     assert states(host) == dict(zip(vfs, [*expected, "free"], strict=True))
 
 
-def test_unreadable_goes_before_in_use(host: Host) -> None:
-    vf = host.gpu()[0]
-    run_web1(host, vf)
-    assert states(host)[vf] == State.IN_USE
-    host.write(host.state / f"claims/{vf}.json", "{")
-    assert states(host)[vf] == State.UNREADABLE
+def test_unreadable_goes_before_in_use(host: Host, gpus: Gpus) -> None:
+    device = gpus.device()
+    run_web1(host, device)
+    assert states(host)[device] == State.IN_USE
+    host.write(host.state / f"claims/{device}.json", "{")
+    assert states(host)[device] == State.UNREADABLE
 
 
-def test_a_running_domain_without_a_claim_is_in_use(host: Host) -> None:
-    vf = host.gpu()[0]
-    host.set_type(vf, 1152)
-    host.run_domain("web1", WEB1, 4001, web1(vf))
+def test_a_running_domain_without_a_claim_is_in_use(host: Host, gpus: Gpus) -> None:
+    device = gpus.device()
+    gpus.set_type(device, 1152)
+    host.run_domain("web1", WEB1, 4001, web1(device))
     found = see(host)
-    assert found.gpus[0].devices[0].state is State.IN_USE
+    assert state_of(found, device) is State.IN_USE
     assert found.problems == (
-        f"{vf} has NVIDIA L40S-8Q (1152) and is in use, but nobody claimed it; it is left alone",
+        f"{device} has NVIDIA L40S-8Q ({gpus.id_of(1152)}) and is in use, but nobody claimed "
+        "it; it is left alone",
     )
 
 
-def test_a_dead_owner_leaves_a_claimed_device(host: Host) -> None:
-    vf = host.gpu()[0]
-    run_web1(host, vf)
+def test_a_dead_owner_leaves_a_claimed_device(host: Host, gpus: Gpus) -> None:
+    device = gpus.device()
+    run_web1(host, device)
     host.end_domain("web1", 4001)
     host.end(LIBVIRTD)
     found = see(host)
-    assert found.gpus[0].devices[0].state is State.CLAIMED
+    assert state_of(found, device) is State.CLAIMED
     ((_, verdict),) = found.claims
     assert verdict.state is liveness.State.DEAD
 
@@ -93,6 +101,24 @@ def test_a_profile_is_named_by_its_claim_a_list_or_not_at_all(host: Host) -> Non
     host.set_type(third, 77)
     names = [row.profile and row.profile.name for row in see(host).gpus[0].devices]
     assert names == ["NVIDIA L40S-8Q", "NVIDIA L40S-4Q", "type 77", None]
+
+
+@pytest.mark.parametrize("reset", ["keep", "reset"])
+def test_what_nobody_claimed_is_told_with_how_to_end_it(host: Host, gpus: Gpus, reset: str) -> None:
+    host.set_policy(foreign=reset)
+    device = gpus.device()
+    gpus.set_type(device, 1152)
+    how = {
+        "vendor-vfio": 'write 0 to its nvidia/current_vgpu_type, or set foreign = "reset" in '
+        "[policy]",
+        "mdev": f"write 1 to {device}/remove in /sys/bus/mdev/devices",
+    }
+    found = see(host)
+    assert state_of(found, device) is State.FOREIGN
+    assert found.problems == (
+        f"{device} has NVIDIA L40S-8Q ({gpus.id_of(1152)}), but nobody claimed it and nothing "
+        f"shows it in use; if it is a leftover, {how[gpus.backend]}",
+    )
 
 
 def test_a_type_that_is_not_the_claims(host: Host) -> None:
@@ -109,12 +135,12 @@ def test_a_type_that_is_not_the_claims(host: Host) -> None:
     assert "but has no type now" in see(host).problems[0]
 
 
-def test_a_claim_that_waits_to_be_given_back(host: Host) -> None:
-    vf = host.gpu()[0]
-    run_web1(host, vf)
-    assert host.hook("release", web1(vf)).status == 0
+def test_a_claim_that_waits_to_be_given_back(host: Host, gpus: Gpus) -> None:
+    device = gpus.device()
+    run_web1(host, device)
+    assert host.hook("release", web1(device)).status == 0
     (problem,) = see(host).problems
-    assert problem.startswith(f"{vf} waits to be given back by domain 'web1' ({WEB1}): ")
+    assert problem.startswith(f"{device} waits to be given back by domain 'web1' ({WEB1}): ")
     assert "held open by process 4001" in problem
 
 
@@ -175,6 +201,25 @@ def test_a_store_that_cannot_be_listed_hides_every_owner(host: Host) -> None:
     assert all(one.startable == 0 for one in report.capacities(look(host.config)))
 
 
+def test_json_has_the_uuid_of_what_is_mediated(host: Host, gpus: Gpus) -> None:
+    device = gpus.device()
+    run_web1(host, device)
+    (gpu,) = report.status_json(see(host))["gpus"]
+    assert (gpu["address"], gpu["backend"]) == ("0000:3d:00.0", gpus.backend)
+    used, free = (
+        next(each for each in gpu["devices"] if bool(each["claim"]) is taken)
+        for taken in (True, False)
+    )
+    owner = {"domain_uuid": WEB1, "domain_name": "web1", "alias": "ua-vgpu0", "phase": "running"}
+    profile = {"id": gpus.id_of(1152), "name": "NVIDIA L40S-8Q"}
+    shared = {"address": used["address"], "profile": profile, "state": "in-use", "claim": owner}
+    uuid = {"vendor-vfio": ({}, {}), "mdev": ({"uuid": device}, {"uuid": None})}[gpus.backend]
+    assert used == {**shared, **uuid[0]}
+    empty = {"address": free["address"], "profile": None, "state": "free", "claim": None}
+    assert free == {**empty, **uuid[1]}
+    assert {used["address"], free["address"]} <= set(gpus.places)
+
+
 def test_an_excluded_gpu_is_not_shown(host: Host) -> None:
     host.gpu()
     host.gpu("0000:5e:00.0")
@@ -211,9 +256,8 @@ def test_capacity_of_a_gpu_that_a_claim_fills(host: Host) -> None:
     ]
 
 
-def test_looking_writes_nothing(host: Host) -> None:
-    vfs = host.gpu()
-    run_web1(host, vfs[0])
+def test_looking_writes_nothing(host: Host, gpus: Gpus) -> None:
+    run_web1(host, gpus.device())
     before = host.tree()
     see(host)
     report.capacities(look(host.config))
@@ -226,13 +270,15 @@ def test_a_host_without_a_store_stays_without(host: Host) -> None:
     assert not Path(host.state).exists()
 
 
-def test_web2_is_not_web1(host: Host) -> None:
+def test_web2_is_not_web1(host: Host, gpus: Gpus) -> None:
     """Two owners on one GPU are told apart."""
-    first, second, *_ = host.gpu()
+    first, second = gpus.device(), gpus.device("web2")
     run_web1(host, first)
     host.hook("prepare", web2(second))
-    owners = [row.claim and row.claim.domain_uuid for row in see(host).gpus[0].devices]
-    assert owners == [WEB1, WEB2, None, None]
+    rows = see(host).gpus[0].devices
+    owners = {row.device.name: row.claim.domain_uuid for row in rows if row.claim}
+    assert owners == {first: WEB1, second: WEB2}
+    assert len(rows) == 4
 
 
 def test_what_a_start_would_clear_can_be_chosen(host: Host) -> None:
