@@ -31,6 +31,7 @@ from vgpu_libvirt.claims.cordons import Cordon
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.unit.gpus import Gpus
     from tests.unit.host import Host
 
 FIRST, SECOND = "0000:3d:00.4", "0000:3d:00.5"
@@ -68,8 +69,8 @@ class Refused:
 
 
 @pytest.fixture
-def refused(host: Host, tmp_path: Path) -> Refused:
-    host.gpu()
+def refused(host: Host, gpus_or_vfs: Gpus, tmp_path: Path) -> Refused:
+    assert gpus_or_vfs.places[0] == FIRST
     return Refused(host, tmp_path)
 
 
@@ -398,31 +399,39 @@ def test_a_list_that_cannot_be_understood(refused: Refused) -> None:
 
 
 @pytest.mark.promise(1)
-def test_a_vf_of_a_live_domain_without_a_claim(refused: Refused) -> None:
-    refused.host.run_domain("web2", WEB2, 4002, web2(FIRST))
+def test_a_device_of_a_live_domain_without_a_claim(refused: Refused, gpus: Gpus) -> None:
+    device = gpus.device()
+    theirs = domain_xml("web2", WEB2, hostdevs={"ua-x": device})
+    refused.host.run_domain("web2", WEB2, 4002, theirs)
+    remedy = {
+        "vendor-vfio": "point the hostdev 'ua-vgpu0' of domain 'web1' at another VF",
+        "mdev": "the hostdev 'ua-vgpu0' of domain 'web1' has it for its own; stop that one",
+    }
     refused.says(
-        f"{FIRST} is in use by the running domain 'web2' ({WEB2}); point the hostdev 'ua-vgpu0' of "
-        "domain 'web1' at another VF",
-        web1(FIRST),
+        f"{device} is in use by the running domain 'web2' ({WEB2}); {remedy[gpus.backend]}",
+        web1(device),
     )
 
 
 @pytest.mark.promise(1)
 @pytest.mark.parametrize("which", [0, 1])
-def test_an_open_vf_by_group_and_by_cdev(refused: Refused, which: int) -> None:
-    refused.host.process(5000, "vfio-user", opens=(refused.host.nodes(FIRST)[which],))
-    refused.says(f"{FIRST} is held open by process 5000 (vfio-user)", web1(FIRST))
+def test_an_open_device_by_group_and_by_cdev(refused: Refused, gpus: Gpus, which: int) -> None:
+    device = gpus.device()
+    gpus.set_type(device, 1152)
+    refused.host.process(5000, "vfio-user", opens=(refused.host.nodes(device)[which],))
+    refused.says(f"{device} is held open by process 5000 (vfio-user)", web1(device))
 
 
 @pytest.mark.promise(5)
-def test_an_unreadable_claim_protects_its_device_and_no_other(refused: Refused) -> None:
-    path = refused.host.write(refused.host.state / "claims" / f"{FIRST}.json", "")
+def test_an_unreadable_claim_protects_its_device_and_no_other(refused: Refused, gpus: Gpus) -> None:
+    device = gpus.device()
+    path = refused.host.write(refused.host.state / "claims" / f"{device}.json", "")
     refused.says(
         f"the claim file {path} is not valid JSON (Expecting value: line 1 column 1 (char 0)); "
-        f"{FIRST} stays as it is until that is mended",
-        web1(FIRST),
+        f"{device} stays as it is until that is mended",
+        web1(device),
     )
-    assert refused.hook("prepare", web2(SECOND)).status == 0
+    assert refused.host.hook("prepare", web2(gpus.device("web2"))).status == 0
 
 
 def test_a_broken_configuration(refused: Refused) -> None:
@@ -434,25 +443,26 @@ def test_a_broken_configuration(refused: Refused) -> None:
 
 
 @pytest.mark.promise(3)
-def test_a_store_that_is_no_directory(refused: Refused) -> None:
+def test_a_store_that_is_no_directory(refused: Refused, gpus: Gpus) -> None:
     refused.host.write(refused.host.state, "")
-    result = refused.hook("prepare", web1(FIRST))
+    result = refused.hook("prepare", web1(gpus.device()))
     assert result.status == 1
     assert result.stderr.startswith("vgpu-libvirt: the claims in ")
     assert result.stderr.count("\n") == 1
-    assert refused.host.type_of(FIRST) == "0"
+    assert gpus.type_of(gpus.device()) == 0
 
 
 # --- the same device, without asking ---
 
 
 @pytest.mark.promise(1, 2)
-def test_without_asking_on_a_claimed_vf(refused: Refused) -> None:
-    assert refused.hook("prepare", web2(FIRST)).status == 0
+def test_without_asking_on_a_claimed_device(refused: Refused, gpus: Gpus) -> None:
+    device = gpus.device("web2")
+    assert refused.host.hook("prepare", web2(device)).status == 0
     refused.says(
-        f"a hostdev of domain 'web1' points at {FIRST}, a vGPU that belongs to domain 'web2' "
+        f"a hostdev of domain 'web1' points at {device}, a vGPU that belongs to domain 'web2' "
         f"({WEB2}); point it at another device",
-        domain_xml(hostdevs={"ua-x": FIRST}),
+        domain_xml(hostdevs={"ua-x": device}),
     )
 
 
@@ -481,19 +491,20 @@ def test_without_asking_on_an_untyped_vf_at_start_only(refused: Refused) -> None
 
 
 @pytest.mark.promise(1)
-def test_without_asking_on_a_live_domains_vf(refused: Refused) -> None:
-    refused.host.set_type(FIRST, 1152)
-    refused.host.run_domain("web2", WEB2, 4002, web2(FIRST))
+def test_without_asking_on_a_live_domains_device(refused: Refused, gpus: Gpus) -> None:
+    device = gpus.device("web2")
+    gpus.set_type(device, 1152)
+    refused.host.run_domain("web2", WEB2, 4002, web2(device))
     refused.says(
-        f"a hostdev of domain 'web1' points at {FIRST}, a vGPU in use by the running domain 'web2' "
-        f"({WEB2}); point it at another device",
-        domain_xml(hostdevs={"ua-x": FIRST}),
+        f"a hostdev of domain 'web1' points at {device}, a vGPU in use by the running domain "
+        f"'web2' ({WEB2}); point it at another device",
+        domain_xml(hostdevs={"ua-x": device}),
     )
 
 
 @pytest.mark.promise(1)
-def test_without_asking_on_a_gpu_that_has_vgpus(refused: Refused) -> None:
-    assert refused.hook("prepare", web2(FIRST)).status == 0
+def test_without_asking_on_a_gpu_that_has_vgpus(refused: Refused, gpus: Gpus) -> None:
+    assert refused.host.hook("prepare", web2(gpus.device("web2"))).status == 0
     refused.says(
         "a hostdev of domain 'web1' points at 0000:3d:00.0, which has the vGPU of domain "
         f"'web2' ({WEB2}) on it; point it at another device",
@@ -513,6 +524,6 @@ def test_one_hostdev_asks_and_the_other_would_do_damage(refused: Refused) -> Non
 
 
 @pytest.mark.promise(6)
-def test_a_domain_of_its_own_vf_is_not_refused_for_it(refused: Refused) -> None:
+def test_a_domain_with_a_device_of_its_own_is_not_refused_for_it(refused: Refused) -> None:
     assert refused.hook("prepare", web1(FIRST, uuid=WEB1)).status == 0
     assert refused.hook("start", domain_xml(hostdevs={"ua-vgpu0": FIRST})) == (0, "", "")

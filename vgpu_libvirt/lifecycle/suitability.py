@@ -79,9 +79,14 @@ def check_unused(context: Context, domain: Domain, wanted: Wanted, world: World)
     """Check that no live domain and no process has the device. Raises RefusedError."""
     user = world.domains.using(wanted.device)
     if user and user.uuid != domain.uuid:
+        where = f"the hostdev '{wanted.request.alias}' of domain '{domain.name}'"
+        how = (
+            f"{where} has it for its own; stop that one"
+            if wanted.is_mdev
+            else (f"point {where} at another VF")
+        )
         raise RefusedError(
-            f"{wanted.device} is in use by the running domain '{user.name}' ({user.uuid}); point "
-            f"the hostdev '{wanted.request.alias}' of domain '{domain.name}' at another VF"
+            f"{wanted.device} is in use by the running domain '{user.name}' ({user.uuid}); {how}"
         )
     context.write_guard(wanted.device, world.handles)()
 
