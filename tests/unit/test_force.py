@@ -63,8 +63,8 @@ def test_only_by_force_and_with_the_evidence(doubtful: Doubtful) -> None:
         f"{LIBVIRTD}, still runs; libvirt runs, but hasn't answered for 10 s"
     )
     assert doubtful.kept() == (
-        f"virt-vgpu: error: {doubtful.device} is kept: {evidence}; if you know that it is gone, use "
-        "--force\n"
+        f"virt-vgpu: error: {doubtful.device} is kept: {evidence}; if you know that it is gone, "
+        "use --force\n"
     )
     status, text = doubtful.release("--force")
     assert (status, text) == (0, f"{doubtful.device} was given back: {evidence}.\n")

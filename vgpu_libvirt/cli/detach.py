@@ -10,6 +10,7 @@ import click
 from .. import config, detaching, edits, libvirt_api, sides, trigger
 from ..claims import store
 from ..devices import vendor_vfio
+from ..devices.mdev_life import mdev_uuid
 from ..domain import edit
 from ..domain.read import parse_domain
 from ..errors import RequestError
@@ -133,6 +134,8 @@ def _check_lonely_hostdev(settings: Config, side: Definition, alias: str) -> Non
     address = hostdev.address if hostdev else None
     if address and vendor_vfio.exists(sysfs, address) and vendor_vfio.is_vgpu_vf(sysfs, address):
         return
+    if hostdev and hostdev.uuid == mdev_uuid(side.uuid, alias):
+        return  # made for it alone
     option = "--live" if side.is_live else "--config"
     raise RequestError(
         f"the hostdev '{alias}' of {side.label} points at no VF for vGPUs, and no request goes "

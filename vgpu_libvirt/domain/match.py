@@ -97,7 +97,7 @@ def _source(domain: Domain, request: Request) -> Location:
 
 
 def uuid_of(domain: Domain, request: Request, hostdev: Hostdev) -> str:
-    """The UUID that a mediated device's HOSTDEV names. Raises RequestError where it isn't its own."""
+    """What HOSTDEV, a mediated device's, names. Raises RequestError for another than its own."""
     from ..devices.mdev_life import mdev_uuid  # most domains have none
 
     wanted = mdev_uuid(domain.uuid, request.alias)
