@@ -90,6 +90,7 @@ class Mdevs(Gpus):
     def __init__(self, host: Host, monkeypatch: pytest.MonkeyPatch, vfs: int = 4) -> None:
         self.sysfs = MdevHost(host.root, host.sysfs)
         self.driver = OneSize(self.sysfs)
+        self._made = 0  # by others than the driver; each has a group of its own
         monkeypatch.setattr(fs, "write_attribute", self.driver.write_attribute)
         monkeypatch.setattr(backend, "_OWN_CLEANING", 0.0)  # this driver doesn't
         super().__init__(host, monkeypatch, vfs)
@@ -115,7 +116,8 @@ class Mdevs(Gpus):
         if number:
             taken = {self.parent_of(each.name) for each in self.sysfs.mdevs.iterdir()}
             place = place or next(each for each in self.places if each not in taken)
-            self.sysfs.mdev(device, place, f"nvidia-{number}")
+            self._made += 1
+            self.sysfs.mdev(device, place, f"nvidia-{number}", group=900 + self._made)
         self.driver.recount()
 
     def parent_of(self, device: str) -> str | None:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from tests.unit.gpus import Gpus
+
 NS = "urn:vgpu-libvirt:domain:1"
 USAGE = "usage: vgpu-libvirt-hook NAME OPERATION SUBOPERATION EXTRA <XML\n"
 MAY_REFUSE = ["prepare", "start", "migrate", "restore"]
@@ -199,46 +201,47 @@ def test_a_domain_that_did_not_ask_starts_whatever_is_broken(
 
 @pytest.mark.promise(7)
 @pytest.mark.parametrize("spoil", BREAK)
-def test_no_guest_dies_whatever_is_broken(host: Host, spoil: Callable[[Host], None]) -> None:
-    host.gpu()
-    assert run(host, "prepare", web1(VF)).status == 0
+def test_no_guest_dies_whatever_is_broken(
+    host: Host, gpus: Gpus, spoil: Callable[[Host], None]
+) -> None:
+    xml = web1(gpus.device())
+    assert run(host, "prepare", xml).status == 0
     spoil(host)
     for operation in MAY_NOT:
-        assert run(host, operation, web1(VF)).status == 0
-    assert host.pci(VF).exists() is (spoil is not break_sysfs)
+        assert run(host, operation, xml).status == 0
+    assert host.sysfs.exists() is (spoil is not break_sysfs)
 
 
 @pytest.mark.parametrize("spoil", [break_config, break_store, break_lock, break_proc, break_sysfs])
 def test_one_that_asks_is_refused_with_a_sentence(
-    host: Host, spoil: Callable[[Host], None]
+    host: Host, gpus: Gpus, spoil: Callable[[Host], None]
 ) -> None:
-    host.gpu()
+    device = gpus.device()
     spoil(host)
-    refusal(host, "prepare", web1(VF))
-    assert not host.sysfs.exists() or host.type_of(VF) == "0"
+    refusal(host, "prepare", web1(device))
+    assert not host.sysfs.exists() or gpus.type_of(device) == 0
 
 
-def test_a_start_goes_on_though_other_domains_status_cannot_be_read(host: Host) -> None:
-    host.gpu()
+def test_a_start_goes_on_though_other_domains_status_cannot_be_read(host: Host, gpus: Gpus) -> None:
     break_inventory(host)
-    assert run(host, "prepare", web1(VF)).status == 0
+    assert run(host, "prepare", web1(gpus.device())).status == 0
 
 
 @pytest.mark.promise(7)
 def test_a_bug_of_ours_is_one_sentence_and_kills_nobody(
-    host: Host, monkeypatch: pytest.MonkeyPatch
+    host: Host, gpus: Gpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bug is planted in the standard library, where no code of ours expects it."""
-    host.gpu()
+    xml = web1(gpus.device())
 
     def broken(_path: str) -> list[str]:
         raise ZeroDivisionError("two\nlines")
 
     monkeypatch.setattr(os, "listdir", broken)
     sentence = "internal error, please report it: ZeroDivisionError: two lines"
-    assert refusal(host, "prepare", web1(VF)) == sentence
+    assert refusal(host, "prepare", xml) == sentence
     for operation in MAY_NOT:
-        answer = run(host, operation, web1(VF))
+        answer = run(host, operation, xml)
         assert (answer.status, answer.stderr) in (
             (0, f"vgpu-libvirt: {sentence}\n"),
             (0, ""),

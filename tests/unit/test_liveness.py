@@ -27,13 +27,17 @@ from vgpu_libvirt.claims.liveness import Answer, State, judge
 from vgpu_libvirt.claims.model import Claim, Namespaces, Phase, Process, Qemu
 from vgpu_libvirt.claims.processes import Presence
 from vgpu_libvirt.claims.witnesses import Witnesses, World
+from vgpu_libvirt.devices.mdev_life import mdev_uuid
 from vgpu_libvirt.domain.read import parse_domain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from tests.unit.gpus import Gpus
+
 pytestmark = pytest.mark.promise(4)
 
+MDEV = mdev_uuid(WEB1, "ua-vgpu0")
 OWNER = f"domain 'web1' ({WEB1})"
 MONITOR = "/var/lib/libvirt/qemu/domain-7-web1/monitor.sock"
 ALIVE, DEAD, UNKNOWN = State.ALIVE, State.DEAD, State.UNKNOWN
@@ -634,7 +638,38 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=[row.rule for row in ROWS])
+UNREAD = {  # what an incomplete inventory is to a VF; nobody else can have a mediated device
+    "which ends no other doubt": (DEAD, NOTHING),
+    "an incomplete inventory": (DEAD, NOTHING),
+    "and an inventory that is incomplete": (DEAD, NOTHING),
+    "not by an incomplete inventory": (DEAD, LET_GO),
+}
+
+
+def of_mdev(row: Row) -> Row:
+    """The same rule for a mediated device."""
+    state, evidence = UNREAD.get(row.rule, (row.verdict, row.evidence))
+    world = dict(row.world)
+    if "domains" in world:
+        there = (
+            one._replace(devices=frozenset(MDEV if name == VF else name for name in one.devices))
+            for one in world["domains"].domains
+        )
+        world["domains"] = LiveDomains(tuple(there), world["domains"].problems)
+    return row._replace(
+        claim=row.claim._replace(device=MDEV, backend="mdev"),
+        verdict=state,
+        evidence=evidence.replace(VF, MDEV),
+        world=world,
+    )
+
+
+@pytest.mark.parametrize(
+    "row",
+    [*ROWS, *map(of_mdev, ROWS)],
+    ids=[f"{row.rule}-{kind}" for kind in ("vendor-vfio", "mdev") for row in ROWS],
+)
+@pytest.mark.promise(5)
 def test_the_verdict(row: Row) -> None:
     seen = GONE._replace(qemu=Presence.GONE if row.claim.qemu else None)._replace(**row.seen)
     verdict = judge(row.claim, QUIET._replace(**row.world), seen, 60.0, row.over, row.libvirt)
@@ -642,8 +677,12 @@ def test_the_verdict(row: Row) -> None:
     owner = (OWNER, row.claim.owner)
     assert row.evidence.replace(*owner) in verdict.evidence
     assert verdict.why == "; ".join(verdict.evidence)
-    taken = row.verdict is DEAD and row.world.get("domains", domains()).using(VF)
+    taken = row.verdict is DEAD and row.world.get("domains", domains()).using(row.claim.device)
     assert verdict.other == (taken or None)
+
+
+def test_all_rules_that_an_incomplete_inventory_bears_on_are_there() -> None:
+    assert UNREAD.keys() <= {row.rule for row in ROWS}
 
 
 def test_all_the_evidence_is_told() -> None:
@@ -683,28 +722,35 @@ def look(host: Host, claim: Claim) -> tuple[World, Witnesses]:
     return world, witnesses.look_at(host.paths, claim, world, host.context().nodes)
 
 
-def test_what_is_seen_of_a_running_domain(host: Host) -> None:
-    vf = host.gpu()[0]
-    group, _ = host.nodes(vf)
-    host.run_domain("web1", WEB1, 4001, web1(vf), opens=(group,))
-    world, seen = look(host, STARTED)
+def test_what_is_seen_of_a_running_domain(host: Host, gpus: Gpus) -> None:
+    device = gpus.device()
+    gpus.set_type(device, 1152)
+    group, _ = host.nodes(device)
+    host.run_domain("web1", WEB1, 4001, web1(device), opens=(group,))
+    world, seen = look(host, STARTED._replace(device=device))
     assert (world.boot_id, world.namespaces) == (BOOT, (None, None))
     assert seen == (Presence.RUNNING, Presence.RUNNING, None, frozenset({4001}), (), False)
 
 
 @pytest.mark.parametrize("number", [0, 1], ids=["group", "device"])
-def test_either_node_shows_a_holder(host: Host, number: int) -> None:
-    vf = host.gpu()[0]
-    host.process(4001, opens=(host.nodes(vf)[number],))
-    host.process(4002, opens=host.nodes("0000:3d:00.5"))
-    assert look(host, STARTED)[1].holders == {4001}
+def test_either_node_shows_a_holder(host: Host, gpus: Gpus, number: int) -> None:
+    device = gpus.device()
+    gpus.set_type(device, 1152)
+    host.process(4001, opens=(host.nodes(device)[number],))
+    other = gpus.device("web2")
+    gpus.set_type(other, 1152)
+    host.process(4002, opens=host.nodes(other))
+    assert look(host, STARTED._replace(device=device))[1].holders == {4001}
 
 
-def test_what_cannot_be_seen_of_the_device_is_unknown(host: Host) -> None:
-    vf = host.gpu()[0]
-    (host.pci(vf) / "iommu_group").unlink()
-    (host.pci(vf) / "iommu_group").mkdir()
-    assert look(host, STARTED)[1].unknown == (f"the IOMMU group of {vf}: invalid argument",)
+def test_what_cannot_be_seen_of_the_device_is_unknown(host: Host, gpus: Gpus) -> None:
+    device = gpus.device()
+    gpus.set_type(device, 1152)
+    (host.place(device) / "iommu_group").unlink()
+    (host.place(device) / "iommu_group").mkdir()
+    assert look(host, STARTED._replace(device=device))[1].unknown == (
+        f"the IOMMU group of {device}: invalid argument",
+    )
 
 
 def test_a_device_that_is_gone_has_no_holder(host: Host) -> None:
