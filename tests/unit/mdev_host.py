@@ -228,7 +228,7 @@ class Driver:
 
 
 class OneSize(Driver):
-    """Of GPUs with VFs: each VF takes one mdev, and all on a GPU are of one size."""
+    """Of GPUs whose mdevs are all of one size; a VF takes one, a GPU without VFs all that fit."""
 
     def _create(self, path: Path, text: str) -> None:
         super()._create(path, text)
@@ -241,18 +241,26 @@ class OneSize(Driver):
     def recount(self) -> None:
         """Say anew what could be made where, as the driver does at every look."""
         mdevs = [link.resolve() for link in self.host.mdevs.iterdir()]
-        here: dict[str, list[str]] = {}
+        sizes: dict[str, list[str]] = {}
         for place in mdevs:
-            gpu = os.readlink(place.parent / "physfn")
-            here.setdefault(gpu, []).append(self._size(place / "mdev_type"))
+            sizes.setdefault(self._gpu(place.parent), []).append(self._size(place / "mdev_type"))
         taken = {place.parent.name for place in mdevs}
-        for vf in self.host.bus.iterdir():
-            gpu = here.get(os.readlink(vf / "physfn"), [])
-            for kind in (vf / "mdev_supported_types").iterdir():
-                description = (kind / "description").read_text()
-                fits = len(gpu) < int(description.rpartition("max_instance=")[2])
-                fits &= vf.name not in taken and {self._size(kind), *gpu} == {self._size(kind)}
-                (kind / "available_instances").write_text(f"{int(fits)}\n")
+        for parent in (link.resolve() for link in self.host.bus.iterdir()):
+            here = sizes.get(self._gpu(parent), [])
+            is_vf = self._gpu(parent) != parent.name
+            for kind in (parent / "mdev_supported_types").iterdir():
+                room = int((kind / "description").read_text().rpartition("max_instance=")[2])
+                room -= len(here)
+                if {self._size(kind), *here} != {self._size(kind)}:
+                    room = 0
+                if is_vf:
+                    room = min(room, parent.name not in taken)
+                (kind / "available_instances").write_text(f"{int(room)}\n")
+
+    @staticmethod
+    def _gpu(parent: Path) -> str:
+        link = parent / "physfn"
+        return os.path.basename(os.readlink(link)) if link.is_symlink() else parent.name
 
     @staticmethod
     def _size(kind: Path) -> str:

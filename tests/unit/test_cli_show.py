@@ -12,7 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 from tests.unit.golden import check
-from tests.unit.host import BOOT, L40S, REPOSITORY, WEB1, WEB2, web1
+from tests.unit.gpus import Mdevs
+from tests.unit.host import BOOT, L40S, REPOSITORY, WEB1, WEB2, domain_xml, web1
+from tests.unit.mdev_host import P40
 from vgpu_libvirt import __version__, report
 from vgpu_libvirt.claims import store
 from vgpu_libvirt.claims.model import Claim, Namespaces, Phase, Process, Qemu
@@ -84,7 +86,30 @@ def full(host: Host) -> Host:
     return host
 
 
-@pytest.mark.parametrize("name", ["busy", "full", "host"])
+@pytest.fixture
+def mixed(host: Host, monkeypatch: pytest.MonkeyPatch) -> Host:
+    """A GPU with VFs, and two of mediated devices, of which one has no VFs."""
+    gpus = Mdevs(host, monkeypatch)
+    gpus.sysfs.parent("0000:08:00.0", P40)
+    vf = host.gpu("0000:5e:00.0", lists=EIGHT)[0]
+    host.set_type(vf, 1152)
+    running, waiting = gpus.device(), gpus.device("web2")
+    gpus.set_type(running, 1152)
+    gpus.set_type("35ceae7f-eea5-4f28-b7f3-7b12a3e62d3c", 1152)
+    qemu = Qemu(4001, 90210, MONITOR)
+    for one in (
+        claim(running, "web1", WEB1, Phase.RUNNING, qemu),
+        claim(waiting, "web2", WEB2, Phase.CLAIMED),
+    ):
+        profile = Profile("nvidia-1152", "NVIDIA L40S-8Q")
+        store.create(host.paths.state, one._replace(backend="mdev", profile=profile))
+    both = {"ua-vgpu0": running, "ua-vgpu1": vf}
+    xml = domain_xml(requests=dict.fromkeys(both, "L40S-8Q"), hostdevs=both)
+    host.run_domain("web1", WEB1, 4001, xml, opens=(host.nodes(running)[0], host.nodes(vf)[0]))
+    return host
+
+
+@pytest.mark.parametrize("name", ["busy", "full", "host", "mixed"])
 @pytest.mark.parametrize("arguments", ["list", "list --all", "profiles", "status"])
 def test_text(request: pytest.FixtureRequest, name: str, arguments: str) -> None:
     host: Host = request.getfixturevalue(name)
@@ -94,7 +119,7 @@ def test_text(request: pytest.FixtureRequest, name: str, arguments: str) -> None
     check(f"cli/{name}-{arguments.replace(' --', '-')}.txt", result.output, host.root)
 
 
-@pytest.mark.parametrize("name", ["busy", "full", "host"])
+@pytest.mark.parametrize("name", ["busy", "full", "host", "mixed"])
 @pytest.mark.parametrize("verb", ["profiles", "status"])
 def test_json(request: pytest.FixtureRequest, name: str, verb: str) -> None:
     host: Host = request.getfixturevalue(name)

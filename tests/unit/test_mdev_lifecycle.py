@@ -15,16 +15,18 @@ from tests.unit.desk import pointed
 from tests.unit.fake_libvirt import Domain
 from tests.unit.gpus import GPU, of_mdevs, refusing
 from tests.unit.host import WEB1, WEB2, domain_xml, hostdev_xml, web1, web2
-from tests.unit.mdev_host import P40
+from tests.unit.mdev_host import A2, P40, Type
 from tests.unit.test_arrive import settle
 from tests.unit.test_lifecycle import start
 from tests.unit.test_pointing import point
 from tests.unit.test_sync import reconcile
+from vgpu_libvirt import report
 from vgpu_libvirt.address import PciAddress
 from vgpu_libvirt.claims import cordons
 from vgpu_libvirt.claims.model import Phase
 from vgpu_libvirt.devices import backend
 from vgpu_libvirt.devices.mdev_life import mdev_uuid
+from vgpu_libvirt.survey import look
 
 if TYPE_CHECKING:
     from tests.unit.desk import Desk
@@ -184,6 +186,49 @@ def test_not_on_a_cordoned_parent(host: Host, gpus: Mdevs) -> None:
         )
     assert host.hook("prepare", web1(MINE)).status == 0
     assert gpus.parent_of(MINE) == gpus.places[3]
+
+
+# --- how many ---
+
+A40 = {1: 32, 2: 24, 3: 16, 4: 12, 6: 8, 8: 6, 12: 4, 16: 3, 24: 2, 48: 1}  # as NVIDIA tells them
+
+
+def counts(host: Host, gpu: str) -> dict[str, tuple[int, str]]:
+    """What `profiles` says of a GPU."""
+    found = (each for each in report.capacities(look(host.config)) if str(each.gpu.address) == gpu)
+    return {each.profile.short_name: (each.startable, each.bound) for each in found}
+
+
+@pytest.mark.parametrize("size", A40)
+def test_as_many_of_each_size_as_the_vendor_says(host: Host, gpus: Mdevs, size: int) -> None:
+    made = Type("nvidia-558", f"NVIDIA A40-{size}Q", "1", f"framebuffer={size * 1024}M")
+    told = made._replace(description=f"{made.description}, max_instance={A40[size]}")
+    for number in range(32):
+        gpus.sysfs.parent(f"0000:af:{number // 8:02x}.{number % 8}", [told], gpu="0000:ae:00.0")
+    assert counts(host, "0000:ae:00.0") == {f"A40-{size}Q": (A40[size], "")}
+
+
+def test_a_gpu_without_vfs_tells_how_many_itself(host: Host, gpus: Mdevs) -> None:
+    gpus.sysfs.parent("0000:08:00.0", P40)
+    told = {str(each.name).removeprefix("GRID "): (int(each.available), "") for each in P40}
+    assert counts(host, "0000:08:00.0") == told
+
+
+def test_what_is_listed_as_none_beside_another_size(host: Host, gpus: Mdevs) -> None:
+    """A recorded A2, on which somebody's 4 GB run."""
+    for vf in ("0000:08:01.5", "0000:08:01.6", "0000:08:01.7"):
+        gpus.sysfs.parent(vf, A2, gpu="0000:08:00.0")
+    gpus.sysfs.mdev(SOMEBODYS, "0000:08:01.5", "nvidia-746")
+    found = counts(host, "0000:08:00.0")
+    assert {name: number for name, (number, _) in found.items() if number} == {
+        "A2-4A": 3, "A2-4C": 3, "A2-4Q": 3,
+    }  # fmt: skip
+    refused = host.hook("prepare", web1(MINE, "A2-8Q"))
+    assert (
+        "no device for A2-8Q: 0000:08:00.0 runs 4 GB profiles (1 device with a type that nobody "
+        "claimed)"
+    ) in refused.stderr
+    assert host.hook("prepare", web1(MINE, "A2-4Q")) == (0, "", "")
 
 
 # --- parameters ---

@@ -20,6 +20,7 @@ from vgpu_libvirt.errors import LibvirtError
 from vgpu_libvirt.unfinished import Edit
 
 if TYPE_CHECKING:
+    from tests.unit.gpus import Gpus
     from tests.unit.host import Host
 
 WEB3 = "aaaaaaaa-0000-0000-0000-000000000003"
@@ -42,7 +43,7 @@ def where(domain: Domain, alias: str = "ua-vgpu0") -> str | None:
     from vgpu_libvirt.domain.read import parse_domain
 
     hostdev = parse_domain(etree.tostring(domain.document, encoding="unicode")).hostdev(alias)
-    return str(hostdev.address) if hostdev else None
+    return str(hostdev.address or hostdev.uuid) if hostdev else None
 
 
 def settled(host: Host, *domains: Domain) -> None:
@@ -53,8 +54,8 @@ def settled(host: Host, *domains: Domain) -> None:
     assert [domain.content() for domain in domains] == before
 
 
-def test_a_missing_hostdev_is_added(host: Host) -> None:
-    first = host.gpu()[0]
+def test_a_missing_hostdev_is_added(host: Host, gpus: Gpus) -> None:
+    first = gpus.device()
     domain = asking("web1", WEB1)
     outcome = point(host, domain)
     assert outcome.repointed == ((WEB1, "web1", "ua-vgpu0", None, first),)
@@ -144,8 +145,8 @@ def test_nobody_takes_the_right_device_of_one_that_comes_later(host: Host) -> No
     assert point(host, *domains).repointed == ((WEB1, "web1", "ua-vgpu0", None, second),)
 
 
-def test_a_running_domains_definition_keeps_its_own_device(host: Host) -> None:
-    first = host.gpu()[0]
+def test_a_running_domains_definition_keeps_its_own_device(host: Host, gpus: Gpus) -> None:
+    first = gpus.device()
     start(host, first)
     domain = Domain(web1(first), active=True)
     settled(host, domain)
@@ -191,11 +192,10 @@ def test_a_managed_hostdev_is_for_fix_xml(host: Host) -> None:
 
 
 @pytest.mark.promise(9)
-def test_a_dry_run_writes_nothing(host: Host) -> None:
-    first = host.gpu()[0]
+def test_a_dry_run_writes_nothing(host: Host, gpus: Gpus) -> None:
     domain = asking("web1", WEB1)
     before = host.tree()
-    assert [move.goes for move in point(host, domain, dry_run=True).repointed] == [first]
+    assert [move.goes for move in point(host, domain, dry_run=True).repointed] == [gpus.device()]
     assert domain.writes == []
     assert host.tree() == before
 
