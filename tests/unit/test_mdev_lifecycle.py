@@ -273,11 +273,18 @@ def test_one_that_takes_no_parameters_is_removed_again(host: Host, gpus: Mdevs) 
 
 
 @pytest.mark.promise(3)
+@pytest.mark.parametrize("got_as_far", ["started", "QEMU"])
 def test_one_that_its_driver_removes_itself_is_not_removed_by_us(
-    host: Host, gpus: Mdevs, monkeypatch: pytest.MonkeyPatch
+    host: Host, gpus: Mdevs, monkeypatch: pytest.MonkeyPatch, got_as_far: str
 ) -> None:
-    xml = start(host, MINE)
-    host.end_domain("web1", 4001)
+    """A QEMU that dies before `started` may have had it open as well."""
+    xml = web1(MINE)
+    if got_as_far == "started":
+        start(host, MINE)
+        host.end_domain("web1", 4001)
+    else:
+        host.hook("prepare", xml)
+        host.hook("start", xml)
     monkeypatch.setattr(backend, "_OWN_CLEANING", 60.0)  # as long as the release may take
     sleep = time.sleep
     monkeypatch.setattr(time, "sleep", lambda seconds: (sleep(seconds), gpus.set_type(MINE, 0)))

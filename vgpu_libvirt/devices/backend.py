@@ -121,9 +121,9 @@ def clear(
 ) -> None:
     """Take PROFILE off DEVICE of GPU, and read back that it has none; nothing where it has none.
 
-    As `vendor_vfio.clear` and `mdev_life.remove` do. WAS_USED: a QEMU had it, so its driver may be
-    about to do so itself. Raises RewrittenError where something else stands there, DeviceError, or
-    what GUARD raises.
+    As `vendor_vfio.clear` and `mdev_life.remove` do. WAS_USED: a QEMU may have had it, so its
+    driver may be about to do so itself. Raises RewrittenError where something else stands there,
+    DeviceError, or what GUARD raises.
     """
     if not is_mdev(device):
         expected = int(profile.id)

@@ -73,6 +73,8 @@ def give_back(
     # A device of somebody else who lives is left alone; so is one that is gone with its type, and
     # one that was only reserved: what type it has we didn't write.
     wrote = not claim.is_mere_reservation
+    # To libvirt, and a QEMU that died before `started` was run may have had it open.
+    was_given = claim.phase in (Phase.CONFIGURED, Phase.RELEASE_PENDING)
     if verdict.other is None and wrote and backend.exists(paths.sysfs, claim.device):
         # Model: guard, write_0, read_back_0.
         backend.clear(
@@ -83,7 +85,7 @@ def give_back(
             _force_guard(context, claim) if by_force else context.write_guard(claim.device),
             deadline,
             may_be_in_use=True,
-            was_used=claim.qemu is not None,
+            was_used=claim.qemu is not None or (was_given and not start_is_over),
         )
     drop(context, claim)  # Model: drop
 
