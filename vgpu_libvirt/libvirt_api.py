@@ -18,7 +18,8 @@ import libvirt
 from .claims.liveness import Answer
 from .domain import edit
 from .domain.model import NAMESPACE, PREFIX
-from .errors import LibvirtError
+from .domain.read import parse_domain
+from .errors import DomainXmlError, LibvirtError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -72,16 +73,20 @@ def connect(uri: str) -> Iterator[Any]:
             connection.close()
 
 
-def ask(uri: str, asked_after: frozenset[str], seconds: float) -> Answer:
+def ask(
+    uri: str, asked_after: frozenset[str], seconds: float, with_devices: bool = False
+) -> Answer:
     """Ask libvirt which domains are active; give it SECONDS, since it waits for every hook.
 
     ASKED_AFTER are the ids of the claims that stood before; the answer is about their owners.
+    WITH_DEVICES it says too what the active ones have, which costs a question each.
     """
 
     def listen() -> Answer:
         try:
             with connect(uri) as connection:
-                return Answer(active(connection), asked_after)
+                devices = devices_in_use(connection) if with_devices else None
+                return Answer(active(connection), asked_after, devices=devices)
         except LibvirtError as error:
             raise LibvirtError(f"libvirt doesn't answer: {error}") from error
 
@@ -207,6 +212,28 @@ def active(connection: Any) -> frozenset[str]:
     except libvirt.libvirtError as error:
         raise LibvirtError(f"the active domains can't be listed: {_message(error)}") from error
     return frozenset(handle.UUIDString() for handle in handles)
+
+
+def devices_in_use(connection: Any) -> dict[str, str]:
+    """What the active domains have, those that are just starting too: device -> domain's label.
+
+    Raises LibvirtError.
+    """
+    found: dict[str, str] = {}
+    try:
+        for handle in connection.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_ACTIVE):
+            try:
+                domain = parse_domain(handle.XMLDesc(0))
+            except libvirt.libvirtError as error:
+                if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
+                    continue  # it went while we looked
+                raise
+            label = f"domain '{domain.name}' ({domain.uuid})"
+            found |= {str(each.address): label for each in domain.hostdevs if each.address}
+    except (libvirt.libvirtError, DomainXmlError) as error:
+        why = str(error) if isinstance(error, DomainXmlError) else _message(error)
+        raise LibvirtError(f"what the active domains have can't be told: {why}") from error
+    return found
 
 
 def create(definition: Definition, paused: bool) -> None:

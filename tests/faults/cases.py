@@ -159,7 +159,7 @@ def _reconcile(world: World) -> Operation:
 
 
 def _leftovers() -> list[Case]:
-    kinds = [(phase, True) for phase in Phase]
+    kinds = [(phase, True) for phase in Phase if phase is not Phase.CARVED]  # that's no domain's
     kinds += [(phase, False) for phase in (Phase.RESERVED, Phase.CLAIMED)]
     return [
         Case(

@@ -76,8 +76,13 @@ def unreadable(state: str, device: str = VF) -> str:
 
 @pytest.mark.parametrize("claim", [FULL, BARE], ids=["full", "bare"])
 @pytest.mark.parametrize("phase", list(Phase))
-def test_what_was_written_is_read(state: str, claim: Claim, phase: Phase) -> None:
+@pytest.mark.parametrize("is_no_domains", [False, True], ids=["owned", "no-domains"])
+def test_what_was_written_is_read(
+    state: str, claim: Claim, phase: Phase, is_no_domains: bool
+) -> None:
     claim = claim._replace(phase=phase)
+    if is_no_domains or phase is Phase.CARVED:
+        claim = claim._replace(domain_uuid="", domain_name="", alias="")
     store.create(state, claim)
     assert store.read(state, VF) == claim
     assert store.read_all(state) == ({VF: claim}, {}, ())
@@ -218,6 +223,18 @@ def test_a_value_of_the_wrong_kind_protects_its_device(
 ) -> None:
     file.write_text(text_with(**{key: value}))
     assert re.match(rf"wrong in '{key}[.']", unreadable(state))
+
+
+def test_only_what_is_no_domains_is_carved(state: str, file: Path) -> None:
+    file.write_text(text_with(phase="carved"))
+    assert unreadable(state).startswith("wrong in 'phase' ('carved', but for domain ")
+
+
+@pytest.mark.parametrize("key", ["domain_uuid", "domain_name", "alias"])
+def test_no_domain_is_named_by_nothing(state: str, file: Path, key: str) -> None:
+    nobody = dict.fromkeys(("domain_uuid", "domain_name", "alias"))
+    file.write_text(text_with(**{**nobody, key: FULL.to_json()[key]}))
+    assert re.match(r"wrong in '(domain_uuid|domain_name|alias)'", unreadable(state))
 
 
 def test_a_claim_under_another_devices_name(state: str, file: Path) -> None:

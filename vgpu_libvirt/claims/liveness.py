@@ -16,9 +16,14 @@ from .processes import Presence
 from .witnesses import monitor_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from .inventory import LiveDomain
     from .model import Claim
     from .witnesses import Witnesses, World
+
+
+_CARVED = "it is carved, for domains that don't ask for a vGPU, until 'virt-vgpu uncarve'"
 
 
 class State(StrEnum):
@@ -41,6 +46,13 @@ class Verdict(NamedTuple):
         """The evidence as one text."""
         return "; ".join(self.evidence)
 
+    def said_of(self, claim: Claim) -> str:
+        """What it says of CLAIM, on which it was given, as a sentence."""
+        if not claim.is_no_domains:
+            return f"{claim.owner} is {self}"
+        doubt = "whether it is in use can't be told: " if self.state is State.UNKNOWN else ""
+        return doubt + self.why
+
     def __str__(self) -> str:
         state = "not provably dead" if self.state is State.UNKNOWN else self.state
         return f"{state}: {self.why}"
@@ -52,6 +64,8 @@ class Answer(NamedTuple):
     active: frozenset[str]  # UUIDs of the domains that are active
     asked_after: frozenset[str]  # ids of the claims that stood before it was asked
     silence: str | None = None  # why there is no answer
+    # Device -> the active domain that has it, as a sentence names it; None: it wasn't asked.
+    devices: Mapping[str, str] | None = None
 
     def denies(self, claim: Claim) -> bool:
         """Whether libvirt says that the owner of CLAIM isn't active, or doesn't know it.
@@ -59,12 +73,18 @@ class Answer(NamedTuple):
         That ends a start: between `prepare` and QEMU it says active, or nothing. It says nothing
         about a claim that was made after the question, or for a start that is yet to come.
         """
-        return (
-            self.silence is None
-            and claim.phase is not Phase.RESERVED
-            and claim.claim_id in self.asked_after
-            and claim.domain_uuid not in self.active
-        )
+        if self.silence is not None or claim.claim_id not in self.asked_after:
+            return False
+        if claim.is_no_domains:  # a start of anybody's, who passed `prepare` while it was carved
+            return self.devices is not None and claim.device not in self.devices
+        return claim.phase is not Phase.RESERVED and claim.domain_uuid not in self.active
+
+    def confirms(self, claim: Claim) -> list[str]:
+        """What of the answer shows that the device of CLAIM is in use, or about to be."""
+        if claim.is_no_domains:
+            user = (self.devices or {}).get(claim.device)
+            return [f"libvirt says that {user}, which is active, has it"] if user else []
+        return ["libvirt says that it is active"] if claim.domain_uuid in self.active else []
 
 
 def judge(
@@ -82,13 +102,17 @@ def judge(
     at a time; or that libvirt has answered a request to plug the device in. LIBVIRT is what it
     answered, where it could be asked.
     """
-    other = world.domains.using(claim.device)
+    if claim.phase is Phase.CARVED:
+        signs = _signs_of_life(claim, world, witnesses, witnesses.holders)
+        return Verdict(State.ALIVE, (_CARVED, *signs))
+    # What no domain owns any domain may have.
+    other = None if claim.is_no_domains else world.domains.using(claim.device)
     if other and (other.uuid == claim.domain_uuid or not witnesses.holders <= {other.process.pid}):
         other = None
     holders = frozenset[int]() if other else witnesses.holders
     alive = _signs_of_life(claim, world, witnesses, holders)
     if libvirt:
-        alive += ["libvirt says that it is active"] if claim.domain_uuid in libvirt.active else []
+        alive += libvirt.confirms(claim)
         start_is_over |= libvirt.denies(claim)
     doubts = _doubts(claim, world, witnesses, reserve_timeout, start_is_over)
     if libvirt and libvirt.silence:
@@ -100,7 +124,8 @@ def judge(
         return Verdict(State.ALIVE, tuple(alive))
     if doubts:
         return Verdict(State.UNKNOWN, tuple(doubts))
-    return Verdict(State.DEAD, (f"nothing shows {claim.owner} alive",), other)
+    what = f"{claim.device} in use" if claim.is_no_domains else f"{claim.owner} alive"
+    return Verdict(State.DEAD, (f"nothing shows {what}",), other)
 
 
 def _same_boot(claim: Claim, world: World) -> bool:
@@ -111,8 +136,10 @@ def _signs_of_life(
     claim: Claim, world: World, witnesses: Witnesses, holders: frozenset[int]
 ) -> list[str]:
     signs = []
-    domain = world.domains.by_uuid(claim.domain_uuid)
-    if domain:
+    if claim.is_no_domains:
+        if user := world.domains.using(claim.device):
+            signs.append(f"the running domain '{user.name}' ({user.uuid}) has it")
+    elif domain := world.domains.by_uuid(claim.domain_uuid):
         signs.append(f"libvirt has it running as process {domain.process.pid}")
     if holders:
         pids = ", ".join(map(str, sorted(holders)))
@@ -154,10 +181,11 @@ def _doubts(
         if witnesses.qemu is Presence.UNKNOWN:
             doubts.append(f"its QEMU, process {claim.qemu.pid}, can't be looked at")
     elif not (start_is_over or _start_has_lapsed(claim, world, witnesses, reserve_timeout)):
+        doing = "may start a domain with it" if claim.is_no_domains else "started it"
         doubts.append(
-            f"the daemon that started it, process {claim.daemon.pid}, still runs"
+            f"the daemon that {doing}, process {claim.daemon.pid}, still runs"
             if claim.daemon
-            else "the daemon that started it isn't known"
+            else f"the daemon that {doing} isn't known"
         )
     return doubts
 

@@ -19,6 +19,7 @@ DEVICE_NAME = re.compile(
 )
 _IMPOSSIBLE = re.compile("[\0\ud800-\udfff]")  # in JSON they can be written, in a path they can't
 _END_OF_TIME = 1e15  # seconds; any number that no clock shows
+_OF_A_DOMAIN = ("domain_uuid", "domain_name", "alias")
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 
 
@@ -30,6 +31,7 @@ class Phase(StrEnum):
     CONFIGURED = "configured"  # programmed and read back
     RUNNING = "running"  # its QEMU is known
     RELEASE_PENDING = "release-pending"  # should be given back, but it isn't provably safe yet
+    CARVED = "carved"  # programmed for domains that don't ask; stays until the administrator says
 
 
 class Process(NamedTuple):
@@ -55,7 +57,11 @@ class Namespaces(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """That a domain, by UUID and hostdev alias, owns a device; one file each."""
+    """That a domain, by UUID and hostdev alias, owns a device; one file each.
+
+    Of a device that the administrator carves no domain is the owner: in the file what names one is
+    null, here it is empty.
+    """
 
     device: str
     backend: str
@@ -70,7 +76,7 @@ class Claim(NamedTuple):
     boot_id: str
     created: float  # seconds since the epoch, for people only
     since_boot: float  # seconds, CLOCK_BOOTTIME
-    daemon: Process | None  # the libvirtd or virtqemud that ran the hook
+    daemon: Process | None  # the libvirtd or virtqemud that ran the hook; who carves
     qemu: Qemu | None
     namespaces: Namespaces
     adopted: bool = False
@@ -79,7 +85,14 @@ class Claim(NamedTuple):
     @property
     def owner(self) -> str:
         """The owner as a sentence names it."""
+        if self.is_no_domains:
+            return "the administrator's carve"
         return f"domain '{self.domain_name}' ({self.domain_uuid})"
+
+    @property
+    def is_no_domains(self) -> bool:
+        """Whether no domain owns the device: the administrator carves it, or gives it back."""
+        return not self.domain_uuid
 
     @property
     def is_mere_reservation(self) -> bool:
@@ -94,6 +107,8 @@ class Claim(NamedTuple):
         fields = self._asdict()
         for key in ("daemon", "qemu", "namespaces"):
             fields[key] = fields[key] and fields[key]._asdict()
+        for key in _OF_A_DOMAIN if self.is_no_domains else ():
+            fields[key] = None
         return {"version": VERSION, **fields, "profile": self.profile.to_json()}
 
 
@@ -124,6 +139,11 @@ def parse(text: str, device: str) -> Claim:
     if data.keys() != expected:
         names = ", ".join(sorted(map(str, data.keys() ^ expected)))
         raise ClaimUnreadableError(f"wrong in its keys ({names})")
+    if all(data[key] is None for key in _OF_A_DOMAIN):
+        domain_uuid = domain_name = alias = ""
+    else:
+        domain_uuid, domain_name = _uuid(data), _text(data, "domain_name")
+        alias = _text(data, "alias")
     claim = Claim(
         device=_text(data, "device"),
         backend=_text(data, "backend"),
@@ -131,10 +151,10 @@ def parse(text: str, device: str) -> Claim:
         profile=Profile(*_record(data, "profile", id=str if is_mdev(device) else int, name=str)),
         claim_id=_text(data, "claim_id"),
         phase=_phase(data),
-        domain_uuid=_uuid(data),
-        domain_name=_text(data, "domain_name"),
+        domain_uuid=domain_uuid,
+        domain_name=domain_name,
         domain_id=_checked(data["domain_id"], "domain_id", int, True),
-        alias=_text(data, "alias"),
+        alias=alias,
         boot_id=_text(data, "boot_id"),
         created=_time(data, "created"),
         since_boot=_time(data, "since_boot"),
@@ -148,6 +168,8 @@ def parse(text: str, device: str) -> Claim:
         adopted=_checked(data["adopted"], "adopted", bool),
         error=_checked(data["error"], "error", str, True),
     )
+    if claim.phase is Phase.CARVED and not claim.is_no_domains:
+        raise ClaimUnreadableError(f"wrong in 'phase' ('{claim.phase}', but for {claim.owner})")
     if claim.device != device:
         raise ClaimUnreadableError(f"about another device ('{claim.device}')")
     return claim

@@ -121,7 +121,7 @@ def look_at(
         unknown.append(str(error))
     owner = None
     try:
-        owner = _pid_file_owner(paths, claim)
+        owner = None if claim.is_no_domains else _pid_file_owner(paths, claim)
     except OSError as error:
         unknown.append(f"the pid file {pid_file(paths, claim)} can't be read: {fs.reason(error)}")
     return Witnesses(
