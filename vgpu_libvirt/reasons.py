@@ -61,7 +61,8 @@ def users(use: GpuUse, host: Host) -> str:
     owners = []
     found = dict.fromkeys(_NOT_FREE, 0)
     for device in use.gpu.devices:
-        if claim := host.claims.readable.get(device.name):
+        claim = host.claims.readable.get(device.name)
+        if claim and not claim.is_no_domains:
             owners.append(claim.domain_name)
         elif what := _not_free(device, host):
             found[what] += 1
@@ -81,17 +82,20 @@ def gigabytes(mib: int | None) -> str:
 
 
 _UNREADABLE = "that can't be read"
+_CARVED = "carved"
 _FOREIGN = "with a type that nobody claimed"
 _TAKEN = "taken without a type"
 _PLANNED = "for the domain's other vGPUs"
 _CORDONED = "cordoned"
-_NOT_FREE = (_FOREIGN, _TAKEN, _PLANNED, _CORDONED, _UNREADABLE)
+_NOT_FREE = (_CARVED, _FOREIGN, _TAKEN, _PLANNED, _CORDONED, _UNREADABLE)
 
 
 def _not_free(device: Device, host: Host) -> str | None:
     """Why a device without an owner can't be given away."""
     if device.error is not None or device.name in host.claims.unreadable:
         return _UNREADABLE
+    if device.name in host.claims.readable:
+        return _CARVED  # a domain's has an owner
     if device.type_id:
         return _FOREIGN
     if device.name in host.planned:

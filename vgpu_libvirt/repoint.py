@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from . import choosing
 from .capacity import cleared, narrowed
+from .claims.model import Phase
 from .devices import backend, mdev
 from .devices.mdev_life import mdev_uuid
 from .errors import RequestError
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from .capacity import Host
     from .choosing import Place
+    from .claims.store import Claims
     from .devices.model import Gpu, Profile
     from .domain.model import Domain
 
@@ -77,7 +79,7 @@ def plan(definitions: Sequence[Wanting], policy: str, host: Host) -> Plan:
         moves += [
             Move(domain, place.request.alias, place.came, place) for place in places if place.moves
         ]
-        moves += _without_request(domain, vfs)
+        moves += _without_request(domain, vfs, host.claims)
     return Plan(tuple(moves), tuple(problems))
 
 
@@ -150,18 +152,19 @@ def _check(domain: Domain) -> None:
     choosing.check_hostdevs(domain, "it")
 
 
-def _without_request(domain: Domain, vfs: Set[str]) -> list[Move]:
-    """The hostdevs at our devices whose request is gone.
+def _without_request(domain: Domain, vfs: Set[str], claims: Claims) -> list[Move]:
+    """The hostdevs at our devices whose request is gone; those at carved devices need none.
 
     VFS: those on which a vGPU can be. What mediated devices are made on may be passed through.
     """
     asked = {request.alias for request in domain.requests}
+    carved = {name for name, claim in claims.readable.items() if claim.phase is Phase.CARVED}
     found = []
     for hostdev in domain.hostdevs:
         if hostdev.alias is None or hostdev.alias in asked:
             continue
         name = str(hostdev.address or hostdev.uuid)
         # A mediated device is ours by its UUID, whether it exists or not.
-        if str(hostdev.address) in vfs or name == mdev_uuid(domain.uuid, hostdev.alias):
+        if name in vfs - carved or name == mdev_uuid(domain.uuid, hostdev.alias):
             found.append(Move(domain, hostdev.alias, name, None))
     return found

@@ -11,12 +11,14 @@ from . import capacity
 from .claims import liveness
 from .claims.model import Phase
 from .devices.model import Profile, distinct, location_order, profile_order
+from .lifecycle.carve import is_to_renew
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from .address import Location
     from .claims.cordons import Cordon
+    from .claims.inventory import LiveDomain
     from .claims.liveness import Verdict
     from .claims.model import Claim
     from .devices.model import Device, Gpu
@@ -43,6 +45,7 @@ class DeviceRow(NamedTuple):
     state: State
     claim: Claim | None
     cordon: Cordon | None = None  # its own
+    user: LiveDomain | None = None  # of a carved device
 
 
 class GpuRow(NamedTuple):
@@ -55,8 +58,9 @@ class GpuRow(NamedTuple):
     @property
     def left(self) -> tuple[str, ...]:
         """Who is on it: the names of owners, and the devices that aren't free nevertheless."""
-        owners = {row.claim.domain_name for row in self.devices if row.claim}
-        taken = (row for row in self.devices if not row.claim and row.state is not State.FREE)
+        owned = [row for row in self.devices if row.claim and not row.claim.is_no_domains]
+        owners = {row.claim.domain_name for row in owned if row.claim}
+        taken = (row for row in self.devices if row not in owned and row.state is not State.FREE)
         return (*sorted(owners), *(row.device.name for row in taken))
 
 
@@ -151,19 +155,14 @@ def profiles_json(found: Iterable[Capacity]) -> list[dict[str, Any]]:
 
 
 def _device_json(row: DeviceRow) -> dict[str, Any]:
-    claim = row.claim
+    shown = ("domain_uuid", "domain_name", "alias", "phase")
+    claim = row.claim.to_json() if row.claim else {}
     return {
         "address": str(row.device.address),
         **({"uuid": row.device.uuid} if row.device.is_mdev else {}),
         "profile": row.profile.to_json() if row.profile else None,
         "state": row.state,
-        "claim": claim
-        and {
-            "domain_uuid": claim.domain_uuid,
-            "domain_name": claim.domain_name,
-            "alias": claim.alias,
-            "phase": claim.phase,
-        },
+        "claim": {key: claim[key] for key in shown} if claim else None,
         **_cordon_json(row.cordon),
     }
 
@@ -176,14 +175,19 @@ def _cordon_json(cordon: Cordon | None) -> dict[str, Any]:
 def _row(survey: Survey, device: Device) -> DeviceRow:
     profile = survey.host.profile_of(device) if device.type_id else None
     claim = survey.host.claims.readable.get(device.name)
-    return DeviceRow(device, profile, _state(survey, device), claim)
+    carved = claim is not None and claim.is_no_domains
+    user = survey.world.domains.using(device.name) if carved else None
+    return DeviceRow(device, profile, _state(survey, device), claim, user=user)
 
 
 def _state(survey: Survey, device: Device) -> State:
     if device.error is not None or device.name in survey.host.claims.unreadable:
         return State.UNREADABLE
     verdict = survey.verdicts.get(device.name)
-    if device.name in survey.host.busy or (verdict and verdict.state is liveness.State.ALIVE):
+    claim = survey.host.claims.readable.get(device.name)
+    lives = verdict is not None and verdict.state is liveness.State.ALIVE
+    # What is carved may lie idle for ever.
+    if device.name in survey.host.busy or (lives and not (claim and claim.is_no_domains)):
         return State.IN_USE
     if verdict:
         return State.CLAIMED
@@ -193,22 +197,55 @@ def _state(survey: Survey, device: Device) -> State:
 def _problems(survey: Survey, gpus: tuple[GpuRow, ...]) -> list[str]:
     problems = [*survey.problems, *unseen_processes(survey.world.handles.unknown)]
     for row in (row for gpu in gpus for row in gpu.devices):
-        problems += _mismatch(row.device, row.claim) if row.claim else _unclaimed(row)
+        problems += (
+            _mismatch(row.device, row.claim, _is_programmed(row.claim, survey))
+            if row.claim
+            else _unclaimed(row)
+        )
     for claim in survey.host.claims.readable.values():
         if claim.phase is Phase.RELEASE_PENDING:
             problems.append(
                 f"{claim.device} waits to be given back by {claim.owner}: "
-                f"{claim.error or 'its owner is not provably dead'}"
+                f"{claim.error or _why_pending(claim)}"
             )
+        elif claim.phase is Phase.CARVED:
+            problems += _carved(survey, claim)
     for name, why in survey.elsewhere.items():
         if owned := survey.host.claims.readable.get(name):
-            problems.append(
-                f"{owned.owner} has a claim on {name}, {why}; the claim goes once the domain is "
-                "provably dead"
+            remedy = (
+                "'virt-vgpu uncarve' drops the claim"
+                if owned.is_no_domains
+                else "the claim goes once the domain is provably dead"
             )
+            problems.append(f"{owned.owner} has a claim on {name}, {why}; {remedy}")
         else:
             problems.append(f"an unreadable claim is on {name}, {why}")
     return list(dict.fromkeys(problems))
+
+
+def _why_pending(claim: Claim) -> str:
+    what = "it is unused" if claim.is_no_domains else "its owner is dead"
+    return f"nothing proves that {what}"
+
+
+def _carved(survey: Survey, claim: Claim) -> list[str]:
+    """What is wrong with a carved device, but for another type than its own."""
+    problems = []
+    if is_to_renew(claim, survey.world):
+        why = claim.error or "no sync has run"
+        problems.append(
+            f"{claim.device} is carved as {named(claim.profile)}, but hasn't been programmed "
+            f"since the reboot: {why}; 'virt-vgpu sync' tries it again"
+        )
+    if user := survey.world.domains.using(claim.device):
+        asked = {request.alias for request in user.domain.requests}
+        problems += [
+            f"'{hostdev.alias}' of the running domain '{user.name}' ({user.uuid}) asks for a vGPU, "
+            f"but has the carved {claim.device}; it gets one of its own at its next start"
+            for hostdev in user.domain.hostdevs
+            if hostdev.alias in asked and str(hostdev.address) == claim.device
+        ]
+    return problems
 
 
 def _unclaimed(row: DeviceRow) -> list[str]:
@@ -218,28 +255,30 @@ def _unclaimed(row: DeviceRow) -> list[str]:
     what = f"{row.device.name} has {named(row.profile)}"
     if row.state is State.IN_USE:
         return [f"{what} and is in use, but nobody claimed it; it is left alone"]
-    # Nobody's start finds another's mediated device in its way, so none resets it.
-    how = (
-        f"write 1 to {row.device.name}/remove in /sys/bus/mdev/devices"
-        if row.device.is_mdev
-        else 'write 0 to its nvidia/current_vgpu_type, or set foreign = "reset" in [policy]'
-    )
     return [
-        f"{what}, but nobody claimed it and nothing shows it in use; if it is a leftover, {how}"
+        f"{what}, but nobody claimed it and nothing shows it in use; if it is a leftover, write 0 "
+        'to its nvidia/current_vgpu_type, or set foreign = "reset" in [policy]'
     ]
 
 
-def _mismatch(device: Device, claim: Claim) -> list[str]:
+def _mismatch(device: Device, claim: Claim, is_programmed: bool) -> list[str]:
     """A type that isn't the claim's; none is fine until it has been programmed."""
     if device.type_id is None or device.type_id == claim.profile.id:
         return []
-    if device.type_id == 0 and claim.phase not in (Phase.CONFIGURED, Phase.RUNNING):
+    if device.type_id == 0 and not is_programmed:
         return []
     now = f"type {device.type_id}" if device.type_id else "no type"
     return [
         f"{device.name} was given {named(claim.profile)} for {claim.owner}, but has {now} now: "
         "somebody else writes to it"
     ]
+
+
+def _is_programmed(claim: Claim, survey: Survey) -> bool:
+    """Whether CLAIM says that its type is on its device."""
+    if claim.phase is Phase.CARVED:
+        return not is_to_renew(claim, survey.world)
+    return claim.phase in (Phase.CONFIGURED, Phase.RUNNING)
 
 
 def unseen_processes(unknown: tuple[str, ...]) -> list[str]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from .claims import inventory, locks, store, witnesses
 from .claims.liveness import State
 from .errors import KeptError, LockTimeoutError, VgpuError
+from .lifecycle.carve import is_to_renew, note_failure, renew
 from .lifecycle.release import give_back, keep_visibly
 from .lifecycle.running import adopt, as_running
 
@@ -41,24 +42,32 @@ class Outcome(NamedTuple):
     released: tuple[str, ...]
     kept: tuple[Kept, ...]
     problems: tuple[str, ...]
+    renewed: tuple[str, ...] = ()  # carved devices that were programmed again
 
 
 def reconcile(context: Context, deadline: float, dry_run: bool = False) -> Outcome:
     """Give back what is provably its owner's no more, keep the rest, adopt what lives unclaimed.
 
-    Begins nothing new after DEADLINE (`time.monotonic()`). With DRY_RUN nothing is written, and
-    `released` is what would be. Raises StoreError where the claims can't be read.
+    What is carved is programmed again after a reboot. Begins nothing new after DEADLINE
+    (`time.monotonic()`). With DRY_RUN nothing is written, and `released` and `renewed` are what
+    would be. Raises StoreError where the claims can't be read.
     """
     claims = store.read_all(context.config.paths.state)
     daemons = (claim.daemon for claim in claims.readable.values())
     world = witnesses.look_around(context.config.paths, *daemons)
-    released = []
+    released: list[str] = []
+    renewed: list[str] = []
     kept = [Kept(device, reason, True) for device, reason in claims.unreadable.items()]
     problems = [*claims.problems, *world.domains.problems]
     for device, claim in sorted(claims.readable.items()):
-        reason = _settle(context, claim, world, deadline, dry_run)
+        is_lost = is_to_renew(claim, world)
+        reason = (
+            _renew(context, claim, deadline, dry_run)
+            if is_lost
+            else _settle(context, claim, world, deadline, dry_run)
+        )
         if reason is None:
-            released.append(device)
+            (renewed if is_lost else released).append(device)
         else:
             kept.append(reason)
     # To give back takes its time, and a domain may be at its next start by then.
@@ -67,7 +76,8 @@ def reconcile(context: Context, deadline: float, dry_run: bool = False) -> Outco
             problems += _keep_track(context)
         except VgpuError as error:  # what has been given back is still to be told
             problems.append(str(error))
-    return Outcome(tuple(released), tuple(sorted(kept)), tuple(dict.fromkeys(problems)))
+    problems = list(dict.fromkeys(problems))
+    return Outcome(tuple(released), tuple(sorted(kept)), tuple(problems), tuple(renewed))
 
 
 def _settle(
@@ -77,7 +87,7 @@ def _settle(
     verdict = context.judge(claim, world)
     if verdict.state is not State.DEAD:
         is_doubtful = verdict.state is State.UNKNOWN or claim.error is not None
-        return Kept(claim.device, f"{claim.owner} is {verdict}", is_doubtful)
+        return Kept(claim.device, verdict.said_of(claim), is_doubtful)
     if dry_run:
         return None
     if time.monotonic() > deadline:
@@ -91,6 +101,23 @@ def _settle(
         return Kept(claim.device, str(error), True)
     except VgpuError as error:
         hindered = keep_visibly(context, claim, str(error))
+        return Kept(claim.device, "; ".join([str(error), *hindered]), True)
+    return None
+
+
+def _renew(context: Context, claim: Claim, deadline: float, dry_run: bool) -> Kept | None:
+    """Program the carved device of CLAIM, which a reboot left without a type, or say why not."""
+    if dry_run:
+        return None
+    if time.monotonic() > deadline:
+        return Kept(claim.device, "there was no time left to program it again", True)
+    try:
+        with locks.devices(context.config.paths.state, [claim.device], time.monotonic() + _BUSY):
+            renew(context, claim)
+    except LockTimeoutError:
+        return Kept(claim.device, "somebody is at work on it just now", False)
+    except VgpuError as error:
+        hindered = note_failure(context, claim, str(error))
         return Kept(claim.device, "; ".join([str(error), *hindered]), True)
     return None
 

@@ -39,7 +39,7 @@ def claim_ids(host: Host) -> frozenset[str]:
 
 def test_nothing_to_do(host: Host, gpus: Gpus) -> None:
     assert gpus.places
-    assert reconcile(host) == ((), (), ())
+    assert reconcile(host) == ((), (), (), ())
 
 
 @pytest.mark.promise(3)

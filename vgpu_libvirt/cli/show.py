@@ -87,7 +87,8 @@ def status(as_json: bool) -> None:
         return
     lines = [Text(_summary(found))]
     for claim, verdict in found.claims:
-        lines += [Text(), _claim_line(claim), Text(f"  {claim.owner}, {claim.alias}")]
+        lines += [Text(), _claim_line(claim)]
+        lines += [] if claim.is_no_domains else [Text(f"  {claim.owner}, {claim.alias}")]
         line = Text("  ")
         line.append(verdict.state, style=_VERDICT_STYLES[verdict.state])
         lines.append(line.append(f": {verdict.why}"))
@@ -128,7 +129,8 @@ def _device_cells(run: list[DeviceRow]) -> list[Text]:
     profile = first.profile.name if first.profile else ""
     if claim and first.device.type_id == 0:
         profile = f"({claim.profile.name})"  # it isn't on the device yet
-    owner = [claim.domain_name, claim.alias, claim.phase] if claim else ["", "", ""]
+    user = first.user.name if first.user else ""  # of what is no domain's
+    owner = [claim.domain_name or user, claim.alias, claim.phase] if claim else ["", "", ""]
     return [
         Text(name),
         Text(profile),

@@ -10,6 +10,7 @@ import os
 from typing import TYPE_CHECKING, TypeVar
 
 from ..claims import handles, inventory, store
+from ..claims.model import Phase
 from ..devices import backend, vendor_vfio
 from ..errors import VgpuError
 
@@ -85,7 +86,7 @@ def _known(look: Callable[[], _T | None]) -> _T | None:
 
 def _owner(context: Context, domain: Domain, device: str, operation: str) -> str | None:
     claim = store.read(context.config.paths.state, device)
-    if claim is None:
+    if claim is None or claim.phase is Phase.CARVED:
         return None
     if claim.domain_uuid == domain.uuid:
         if operation != "prepare":

@@ -280,7 +280,9 @@ def _profile(start: Start, wanted: Wanted, device: Device) -> Profile:
     def neighbours() -> str:
         claims = store.read_all(start.context.config.paths.state).readable.values()
         running = [claim for claim in claims if claim.gpu == str(device.gpu)]
-        owners = ", ".join(f"{claim.domain_name}: {claim.profile.name}" for claim in running)
+        owners = ", ".join(
+            f"{claim.domain_name or 'carved'}: {claim.profile.name}" for claim in running
+        )
         return f"runs {owners}" if owners else ""
 
     return profiles.resolve(wanted.request.profile, device, start.context.known, neighbours)

@@ -69,7 +69,7 @@ def give_back(
     if verdict.state is not State.DEAD:
         hindrance = force_hindered_by(claim, verdict, world) if by_force else ""
         if not by_force or hindrance:
-            raise KeptError(f"{claim.owner} is {verdict}{hindrance}")
+            raise KeptError(f"{verdict.said_of(claim)}{hindrance}")
     # A device of somebody else who lives is left alone; so is one that is gone with its type, and
     # one that was only reserved: what type it has we didn't write.
     wrote = not claim.is_mere_reservation
@@ -103,7 +103,7 @@ def _force_guard(context: Context, claim: Claim) -> Callable[[], None]:
         is_dead = verdict.state is State.DEAD and verdict.other is None
         hindrance = "" if is_dead else force_hindered_by(claim, verdict, world)
         if hindrance or _standing(context, claim) is None:
-            raise KeptError(f"{claim.owner} is {verdict}{hindrance}")
+            raise KeptError(f"{verdict.said_of(claim)}{hindrance}")
         check()
 
     return look_again
@@ -139,7 +139,7 @@ def drop(context: Context, claim: Claim) -> None:
 def keep_visibly(context: Context, claim: Claim, why: str) -> list[str]:
     """Mark CLAIM `release-pending` with the reason, for a later sync; return what hindered it.
 
-    A mere reservation stays one, which lapses.
+    A mere reservation stays one, which lapses; and what has been carved by now stays carved.
     The orphaned hook of a daemon that is gone marks nothing: the domain may run under a new one.
     """
     if context.daemon is not None and not context.daemon_runs:
@@ -149,7 +149,8 @@ def keep_visibly(context: Context, claim: Claim, why: str) -> list[str]:
         with locks.host(state, context.lock_deadline()):
             current = store.read(state, claim.device)
             if current and current.claim_id == claim.claim_id:
-                phase = current.phase if current.is_mere_reservation else Phase.RELEASE_PENDING
+                stays = current.is_mere_reservation or current.phase is Phase.CARVED
+                phase = current.phase if stays else Phase.RELEASE_PENDING
                 store.replace(state, current._replace(phase=phase, error=why))
     except VgpuError as error:
         return [str(error)]
