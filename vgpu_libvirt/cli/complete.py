@@ -88,6 +88,11 @@ def _claimed(settings: Config) -> Iterable[str]:
     return [*claims.readable, *claims.unreadable]
 
 
+def _carved(settings: Config) -> Iterable[str]:
+    claims = [c for c in store.read_all(settings.paths.state).readable.values() if c.is_no_domains]
+    return {name for claim in claims for name in (claim.device, claim.gpu)}
+
+
 def _cordoned(settings: Config) -> Iterable[str]:
     return [str(each.target) for each in cordons.read_all(settings.paths.state).held]
 
@@ -103,5 +108,6 @@ domains = _quiet(_domains)
 gpus = _quiet(_gpus)
 targets = _quiet(_targets)
 claimed = _quiet(_claimed)
+carved = _quiet(_carved)
 cordoned = _quiet(_cordoned)
 profiles = _quiet(_profiles)

@@ -11,7 +11,8 @@ from rich.text import Text
 
 from .. import autostart, config, fs, libvirt_api, pointing, report, sync, trigger, until_quiet
 from ..claims import locks, processes, store, witnesses
-from ..claims.liveness import State
+from ..claims.liveness import Answer, State
+from ..claims.model import Phase
 from ..errors import KeptError, LibvirtError, VgpuError
 from ..lifecycle import learn
 from ..lifecycle.context import Context
@@ -96,18 +97,23 @@ def release(device: str, force: bool, dry_run: bool) -> None:
     claim = store.read(state, device.lower())
     if claim is None:
         raise VgpuError(f"{device} has no claim; 'virt-vgpu list' shows those that have one")
+    if claim.phase is Phase.CARVED:
+        raise KeptError(
+            f"{claim.device} is kept: it is carved, for domains that don't ask for a vGPU; "
+            f"'virt-vgpu uncarve {claim.device}' gives it back"
+        )
     context = _context(settings)
     world = witnesses.look_around(settings.paths)
     verdict = context.judge(claim, world)
     if verdict.state is not State.DEAD:
         hindrance = force_hindered_by(claim, verdict, world)
         if force and hindrance:
-            raise KeptError(f"{claim.device} is kept: {claim.owner} is {verdict}{hindrance}")
+            raise KeptError(f"{claim.device} is kept: {verdict.said_of(claim)}{hindrance}")
         if not force:
             hint = "" if hindrance else "; if you know that it is gone, use --force"
-            raise KeptError(f"{claim.device} is kept: {claim.owner} is {verdict}{hint}")
+            raise KeptError(f"{claim.device} is kept: {verdict.said_of(claim)}{hint}")
     if dry_run:
-        click.echo(f"{claim.device} would be given back: {claim.owner} is {verdict}.")
+        click.echo(f"{claim.device} would be given back: {verdict.said_of(claim)}.")
         return
     try:
         with locks.devices(state, [claim.device], context.lock_deadline()):
@@ -118,13 +124,14 @@ def release(device: str, force: bool, dry_run: bool) -> None:
         hindered = keep_visibly(context, claim, str(error))
         raise KeptError("; ".join([f"{claim.device} is kept: {error}", *hindered])) from error
     trigger.touch(settings.paths)
-    click.echo(f"{claim.device} was given back: {claim.owner} is {verdict}.")
+    click.echo(f"{claim.device} was given back: {verdict.said_of(claim)}.")
 
 
 class _Done(NamedTuple):
     """What the looks of one sync did; `kept`, and what the last one can see again, are its own."""
 
     released: tuple[str, ...] = ()
+    renewed: tuple[str, ...] = ()
     kept: tuple[sync.Kept, ...] = ()
     repointed: tuple[pointing.Repointed, ...] = ()
     started: tuple[autostart.Started, ...] = ()
@@ -141,6 +148,7 @@ class _Done(NamedTuple):
         """With what a later look did."""
         return _Done(
             (*self.released, *later.released),
+            (*self.renewed, *later.renewed),
             later.kept,
             (*self.repointed, *later.repointed),
             (*self.started, *later.started),
@@ -155,7 +163,7 @@ def _look_once(settings: Config, patience: float | None, dry_run: bool = False) 
     """Look and act; PATIENCE: the seconds that libvirt has to answer, None: it isn't asked."""
     context = Context(settings) if patience is None else _context(settings, patience)
     outcome = sync.reconcile(context, time.monotonic() + _LONGEST, dry_run=dry_run)
-    done = _Done(outcome.released, outcome.kept, seen=outcome.problems)
+    done = _Done(outcome.released, outcome.renewed, outcome.kept, seen=outcome.problems)
     if patience is None or not processes.a_daemon_runs(settings.paths.proc):
         return done
     try:
@@ -204,6 +212,7 @@ def _let_group_ask(settings: Config) -> list[str]:
 def _json(done: _Done) -> dict[str, object]:
     return {
         "released": list(done.released),
+        "renewed": list(done.renewed),
         "kept": [{"device": kept.device, "reason": kept.reason} for kept in done.kept],
         "repointed": [
             {
@@ -222,6 +231,7 @@ def _lines(done: _Done, dry_run: bool) -> list[str]:
     be = "would be" if dry_run else "was"
     return [
         *(f"{device} {be} given back." for device in done.released),
+        *(f"{device}, which is carved, {be} programmed again." for device in done.renewed),
         *(f"{kept.device} was kept: {kept.reason}" for kept in done.kept if kept.is_doubtful),
         *(_pointed_line(each, be) for each in done.repointed),
         *(
@@ -243,9 +253,17 @@ def _context(settings: Config, patience: float = _ANSWER) -> Context:
 
     First the claims, then the question: its answer is about those alone.
     """
-    asked_after = frozenset(
-        claim.claim_id for claim in store.read_all(settings.paths.state).readable.values()
-    )
-    if not asked_after or not processes.a_daemon_runs(settings.paths.proc):
-        return Context(settings)
-    return Context(settings, libvirt=libvirt_api.ask(settings.uri, asked_after, patience))
+    claims = store.read_all(settings.paths.state).readable.values()
+    # Of what is carved, and stays so, nobody asks.
+    ids = frozenset(claim.claim_id for claim in claims if claim.phase is not Phase.CARVED)
+    with_devices = any(claim.is_no_domains and claim.claim_id in ids for claim in claims)
+    return Context(settings, libvirt=ask_libvirt(settings, ids, patience, with_devices))
+
+
+def ask_libvirt(
+    settings: Config, ids: frozenset[str], patience: float = _ANSWER, with_devices: bool = True
+) -> Answer | None:
+    """What a libvirt that runs says of the claims with IDS; None: there are none, or none runs."""
+    if not ids or not processes.a_daemon_runs(settings.paths.proc):
+        return None
+    return libvirt_api.ask(settings.uri, ids, patience, with_devices)

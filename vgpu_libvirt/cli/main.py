@@ -33,6 +33,8 @@ _VERBS = {
     "release": "keep:release",
     "cordon": "cordon:cordon",
     "uncordon": "cordon:uncordon",
+    "carve": "carve:carve",
+    "uncarve": "carve:uncarve",
     "exec": "exec:exec_",
     "install-hooks": "install:install_hooks",
     "uninstall-hooks": "install:uninstall_hooks",
