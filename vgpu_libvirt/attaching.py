@@ -7,9 +7,10 @@ plug it in. Whoever is killed in between leaves a claim that lapses, or that `sy
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import choosing, libvirt_api, placement, sides, trying
+from . import choosing, libvirt_api, placement, sides, together, trying
 from .claims import store
 from .domain.match import Wanted
 from .errors import LibvirtError, RequestError, StoreError, VgpuError
@@ -18,12 +19,13 @@ from .revert import Revert
 from .survey import look, nodes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from .address import Location
+    from .capacity import Host
     from .config import Config
     from .devices.model import Device, Inventory
-    from .domain.model import Request
+    from .domain.model import Domain, Request
     from .libvirt_api import Definition
     from .lifecycle.context import Context
 
@@ -44,11 +46,12 @@ def choose(
     both: Sequence[Definition],
     request: Request,
     refused: frozenset[str] = frozenset(),
+    preferred: str | None = None,
 ) -> Choice:
     """A device for REQUEST, which a domain with the sides BOTH has not yet, but those that REFUSED.
 
-    The side that runs, if it is among them, says where its other vGPUs are. Writes nothing. Raises
-    RequestError where there is none, LibvirtError.
+    The side that runs, if it is among them, says where its other vGPUs are. The PREFERRED device,
+    if it will do. Writes nothing. Raises RequestError where there is none, LibvirtError.
     """
     domains = [sides.parsed(side) for side in both]
     domain = domains[-1]
@@ -60,9 +63,26 @@ def choose(
     )
     request = request._replace(profile=placement.resolve(request.profile, host).name)
     nodes = nodes_of(config, domain._replace(requests=(request,)))
-    device, why = choosing.one_more(domain, request, nodes, config.policy.placement, host)
+    device, why = _one_more(domain, request, nodes, config.policy.placement, host, preferred)
     source = choosing.source_of(device, domain, request.alias)
     return Choice(request, device, source, why, host.inventory)
+
+
+def _one_more(
+    domain: Domain,
+    request: Request,
+    nodes: frozenset[int],
+    policy: str,
+    host: Host,
+    preferred: str | None,
+) -> together.Choice:
+    """The PREFERRED device, if that will do; else any. Raises RequestError."""
+    others = {device.name for device in host.inventory.devices} - {preferred}
+    if len(others) < len(host.inventory.devices):
+        with contextlib.suppress(RequestError):
+            there = host._replace(busy=host.busy | others)
+            return choosing.one_more(domain, request, nodes, policy, there)
+    return choosing.one_more(domain, request, nodes, policy, host)
 
 
 def define(definition: Definition, choice: Choice) -> None:
@@ -82,18 +102,38 @@ def plug(
 
     Where a device refuses, others are tried. Raises VgpuError; what isn't as before is said then.
     """
+
+    def add(choice: Choice, undo: Revert, left: list[str]) -> None:
+        for side in both:
+            sides.add(side, choice.request, choice.source, undo, left)
+
+    return plug_by(config, connection, both, request, add)
+
+
+def plug_by(
+    config: Config,
+    connection: Any,
+    both: Sequence[Definition],
+    request: Request,
+    add: Callable[[Choice, Revert, list[str]], None],
+    preferred: str | None = None,
+) -> tuple[Choice, list[str]]:
+    """As `plug`, by ADD, which raises LibvirtError, and says in its list what can't be undone.
+
+    The PREFERRED device is tried first, if it will do.
+    """
     context = hotplug.by_daemon(config)
     refused: dict[str, None] = {}  # devices, in the order in which they were tried
     failure: VgpuError | None = None
     left: list[str] = []  # what could not be undone
     for _ in range(trying.MOST_TRIES):
         try:
-            choice = choose(config, connection, both, request, frozenset(refused))
+            choice = choose(config, connection, both, request, frozenset(refused), preferred)
         except RequestError as error:
             failure = failure or error
             break
         try:
-            return choice, _plug(context, both, choice, left)
+            return choice, _plug(context, both, choice, add, left)
         except StoreError as error:
             raise _who_may(error, config) from error
         except VgpuError as error:
@@ -108,12 +148,16 @@ def plug(
 
 
 def _plug(
-    context: Context, both: Sequence[Definition], choice: Choice, left: list[str]
+    context: Context,
+    both: Sequence[Definition],
+    choice: Choice,
+    add: Callable[[Choice, Revert, list[str]], None],
+    left: list[str],
 ) -> list[str]:
     """Claim, program and plug in; or undo it, last first, and say in LEFT what stays."""
     live = both[-1]
-    request, source = choice.request, choice.source
-    claim = hotplug.make_ready(context, sides.parsed(live), Wanted(request, source))
+    wanted = Wanted(choice.request, choice.source)
+    claim = hotplug.make_ready(context, sides.parsed(live), wanted)
 
     def give_up() -> None:
         left.extend(hotplug.take_back(context, claim, is_over=_answers(live)))
@@ -121,8 +165,7 @@ def _plug(
     try:
         with Revert() as undo:
             undo.add(give_up)
-            for side in both:
-                sides.add(side, request, source, undo, left)
+            add(choice, undo, left)
             return hotplug.plugged(context, claim)
     except VgpuError as error:
         raise type(error)("; ".join([str(error), *left])) from error

@@ -6,7 +6,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from . import placement, together
+from .capacity import narrowed
 from .claims.model import Phase
+from .devices import vendor_vfio
 from .domain.model import Request
 from .errors import RequestError
 from .lifecycle.carve import Piece
@@ -39,6 +41,7 @@ def plan(
     With IS_TOTAL that many shall be carved in all, and only what is missing is chosen. Raises
     RequestError, with the reason why the GPU hasn't got room.
     """
+    host = narrowed(host, (g for g in host.inventory.gpus if g.backend == vendor_vfio.BACKEND))
     # What a dead domain left is for `sync` to give back first.
     host = host._replace(dirty=frozenset())
     wishes: list[Wish] = []

@@ -158,7 +158,23 @@ class Domain:
             f"exit status {done.status}: {done.stderr}",
         )
 
-    def attachDeviceFlags(self, text: str, flags: int) -> int:  # noqa: N802
+    def attachDevice(self, xml: str) -> int:  # noqa: N802
+        return self.attachDeviceFlags(xml, libvirt.VIR_DOMAIN_AFFECT_LIVE)
+
+    def attachDeviceFlags(self, xml: str, flags: int = 0) -> int:  # noqa: N802
+        for side in self._affected(flags):
+            self._attach(xml, side)
+        return 0
+
+    def _affected(self, flags: int) -> list[int]:
+        """The sides that FLAGS name, in the order in which they change."""
+        current = (
+            libvirt.VIR_DOMAIN_AFFECT_LIVE if self.active else libvirt.VIR_DOMAIN_AFFECT_CONFIG
+        )
+        sides = (libvirt.VIR_DOMAIN_AFFECT_CONFIG, libvirt.VIR_DOMAIN_AFFECT_LIVE)
+        return [side for side in sides if side & (flags or current)]
+
+    def _attach(self, text: str, flags: int) -> None:
         document = self._write("attachDeviceFlags", flags)
         device = etree.fromstring(text)
         devices = document.find("devices")
@@ -177,6 +193,13 @@ class Domain:
             raise error(libvirt.VIR_ERR_XML_ERROR, "Attempted double use of PCI Address")
         devices.append(device)
         self._tell(document)
+
+    def detachDeviceAlias(self, alias: str, flags: int = 0) -> int:  # noqa: N802
+        for side in self._affected(flags):
+            is_live = side == libvirt.VIR_DOMAIN_AFFECT_LIVE
+            devices = (self.live if is_live else self.document).findall("devices/hostdev")
+            named = [each for each in devices if each.find(f"alias[@name='{alias}']") is not None]
+            self.detachDeviceFlags(etree.tostring(named[0], encoding="unicode"), side)
         return 0
 
     def detachDeviceFlags(self, text: str, flags: int) -> int:  # noqa: N802

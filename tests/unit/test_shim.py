@@ -17,67 +17,16 @@ import libvirt
 import pytest
 
 from tests.unit import fake_libvirt
-from tests.unit.host import WEB1, WEB2, domain_xml, web1, web2
-from vgpu_libvirt.claims import store
+from tests.unit.host import WEB1, WEB2, domain_xml, web1
+from tests.unit.program import failing, pointed, taken
 from vgpu_libvirt.claims.model import Phase
-from vgpu_libvirt.domain.read import parse_domain
 from vgpu_libvirt.shim import calls, failures, local, resolve
 
 if TYPE_CHECKING:
-    from tests.unit.host import Host
-    from vgpu_libvirt.claims.model import Claim
+    from tests.unit.program import Program
 
 ASKS = domain_xml(requests={"ua-vgpu0": "NVIDIA L40S-8Q"}, number=None)
 LABEL = f"domain 'web1' ({WEB1})"
-
-
-class Program:
-    """A program that uses the shim, on a host whose hooks libvirt runs."""
-
-    def __init__(self, host: Host, connection: fake_libvirt.Connection) -> None:
-        self.host = host
-        self.connection = connection
-        self.vfs = host.gpu()
-        connection.hook = host.hook
-
-    def define(self, document: str, **more: bool) -> fake_libvirt.Domain:
-        """A domain that was defined without us."""
-        return self.connection.add(self.connection.kind(document, **more))
-
-    def claims(self) -> dict[str, Claim]:
-        return store.read_all(self.host.paths.state).readable
-
-    def reserved(self) -> list[str]:
-        return [name for name, claim in self.claims().items() if claim.phase is Phase.RESERVED]
-
-
-@pytest.fixture
-def program(host: Host, monkeypatch: pytest.MonkeyPatch) -> Program:
-    monkeypatch.setenv("VGPU_LIBVIRT_CONFIG", host.environment["VGPU_LIBVIRT_CONFIG"])
-    Path(host.paths.state).mkdir()
-    connections = type("Connection", (fake_libvirt.Connection,), {})
-    domains = type("Domain", (fake_libvirt.Domain,), {})
-    resolve.interpose(connections, domains)
-    connection = connections()
-    connection.kind = domains
-    calls.served.add(connection)
-    return Program(host, connection)
-
-
-def pointed(document: str) -> dict[str | None, str]:
-    """Alias -> address of its hostdevs."""
-    return {hostdev.alias: str(hostdev.address) for hostdev in parse_domain(document).hostdevs}
-
-
-def failing(work: Any) -> libvirt.libvirtError:
-    with pytest.raises(libvirt.libvirtError) as caught:
-        work()
-    return caught.value
-
-
-def taken(program: Program, vf: str) -> None:
-    """VF is another domain's."""
-    assert program.host.hook("prepare", web2(vf)).status == 0
 
 
 # --- createXML ---

@@ -7,11 +7,11 @@
 That is a `libvirt.virConnect` as `libvirt.open` gives it. When a domain with our element in its
 metadata is created or started through it, a device is chosen and reserved, its hostdev is pointed
 there, and what fails is undone; when such a domain is defined, its hostdev is added, or pointed at
-a device that could serve it now. All other calls, domains and hypervisors are left alone.
+a device that could serve it now. A hostdev that is attached where the domain asks for a vGPU gets a
+device in the same way. All other calls, domains and hypervisors are left alone.
 `virt-vgpu exec` does the same to programs that know nothing of us.
 
-What fails on our side is a `libvirt.libvirtError` with a sentence of ours. Attaching hostdevs to
-running domains is passed on as it is.
+What fails on our side is a `libvirt.libvirtError` with a sentence of ours.
 """
 
 from __future__ import annotations

@@ -69,6 +69,10 @@ class Call:
         signature = inspect.signature(self._method)
         return signature.bind(*self._arguments, **self._keywords).arguments.get(name)
 
+    def takes(self, name: str) -> bool:
+        """Whether the method has a parameter NAME."""
+        return name in inspect.signature(self._method).parameters
+
     @property
     def document(self) -> str | None:
         """Its first argument, where that is a text. Raises TypeError for wrong calls."""

@@ -21,7 +21,7 @@ from ..domain.model import NAMESPACE
 from ..domain.read import parse_domain
 from ..errors import LibvirtError, RequestError, VgpuError
 from ..lifecycle.context import Context
-from . import calls, local
+from . import calls, local, plugging
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +41,7 @@ _MIGRATING = ("migrate", "migrate2", "migrate3")
 
 
 def interpose(connection: type, domain: type) -> None:
-    """See to the calls that define and start domains, of these classes, once."""
+    """See to the calls that define, start and change domains, of these classes, once."""
     for name in _CREATING:
         calls.wrap(connection, name, _see_creating)
     for name in _DEFINING:
@@ -50,6 +50,7 @@ def interpose(connection: type, domain: type) -> None:
         calls.wrap(domain, name, _see_starting)
     for name in _MIGRATING:
         calls.wrap(domain, name, _see_migrating)
+    plugging.interpose(domain)
 
 
 def _see_migrating(_call: Call) -> How:
