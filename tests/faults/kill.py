@@ -278,9 +278,9 @@ class Counter:
             if not action.applies(number, when, call):
                 continue
             if action.what == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
+                signal.raise_signal(signal.SIGKILL)
             elif action.what == "stop":
-                os.kill(os.getpid(), signal.SIGSTOP)
+                signal.raise_signal(signal.SIGSTOP)
             else:
                 if when == "before":
                     self._note(call._replace(result=action.what))

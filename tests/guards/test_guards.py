@@ -31,6 +31,11 @@ SYNC = "test_sync.py::"
 FORCE = "test_force.py::"
 CORDONS = "test_cordons.py::"
 HOTPLUG = "test_hotplug.py::"
+CARVE = "test_carve.py::"
+_LOCKED = (
+    "        with locks.devices(context.config.paths.state, [claim.device], "
+    "time.monotonic() + _BUSY):\n            "
+)
 
 GUARDS = [
     Guard(
@@ -71,7 +76,7 @@ GUARDS = [
     Guard(
         "libvirt's word is about older claims only",
         "claims/liveness.py",
-        "and claim.claim_id in self.asked_after",
+        "or claim.claim_id not in self.asked_after",
         "",
         SYNC + "test_libvirts_word_says_nothing_about_a_later_claim",
     ),
@@ -274,9 +279,100 @@ GUARDS = [
     Guard(
         "a held device lock is somebody at work",
         "sync.py",
-        "with locks.devices(",
-        "with __import__('contextlib').nullcontext() or locks.devices(",
+        _LOCKED + "give_back(",
+        "        if True:\n            give_back(",
         SYNC + "test_a_device_at_which_somebody_works_is_left_to_them",
+    ),
+    Guard(
+        "and at a carved one after a reboot",
+        "sync.py",
+        _LOCKED + "renew(",
+        "        if True:\n            renew(",
+        CARVE + "test_nor_while_somebody_has_it",
+    ),
+    Guard(
+        "what is carved is alive",
+        "claims/liveness.py",
+        "if claim.phase is Phase.CARVED:",
+        "if False:",
+        CARVE + "test_the_verdict_names_what_is_seen",
+    ),
+    Guard(
+        "domains that don't ask may use it",
+        "lifecycle/bystander.py",
+        "if claim is None or claim.phase is Phase.CARVED:",
+        "if claim is None:",
+        CARVE + "test_a_domain_that_does_not_ask_may_use_it_and_it_stays",
+    ),
+    Guard(
+        "a carve's claim comes first",
+        "lifecycle/carve.py",
+        "store.create(paths.state, claim)",
+        "pass",
+        CARVE + "test_the_claim_is_on_disk_before_the_first_write",
+    ),
+    Guard(
+        "a carve that fails is undone",
+        "lifecycle/carve.py",
+        "undo.add(lambda: _take_back(context, claim, left))",
+        "pass",
+        CARVE + "test_all_or_nothing",
+    ),
+    Guard(
+        "a cordon counts for a carve under the host lock",
+        "lifecycle/carve.py",
+        "if cordon := cordons.first(paths.state, (device.address, device.gpu)):",
+        "if False and (cordon := cordons.first(paths.state, (device.address, device.gpu))):",
+        CARVE + "test_a_cordon_that_comes_in_between_counts_under_the_lock",
+    ),
+    Guard(
+        "after a reboot nothing is written over another's type",
+        "lifecycle/carve.py",
+        "if current not in (0, claim.profile.id):",
+        "if False:",
+        CARVE + "test_not_over_a_type_of_somebody_elses",
+    ),
+    Guard(
+        "nor under a running domain",
+        "lifecycle/carve.py",
+        "if user := world.domains.using(claim.device):",
+        "if False and (user := world.domains.using(claim.device)):",
+        CARVE + "test_nor_while_somebody_has_it",
+    ),
+    Guard(
+        "nor by a claim that stands no more",
+        "lifecycle/carve.py",
+        "if standing is None or standing.claim_id != claim.claim_id or not",
+        "standing = claim\n    if not",
+        CARVE + "test_nor_what_was_given_back_and_taken_meanwhile",
+    ),
+    Guard(
+        "who gives a carved device back says so before libvirt is asked",
+        "lifecycle/uncarve.py",
+        "store.replace(paths.state, marked)",
+        "pass",
+        CARVE + "test_from_before_libvirt_is_asked_no_new_start_passes",
+    ),
+    Guard(
+        "what libvirt said before that counts no more",
+        "lifecycle/uncarve.py",
+        "claim_id=os.urandom(16).hex(),",
+        "",
+        CARVE + "test_a_killed_uncarve_is_finished_once_the_starts_of_then_are_over",
+    ),
+    Guard(
+        "libvirt's word on a carved device is about who has it",
+        "claims/liveness.py",
+        "and claim.device not in self.devices",
+        "",
+        CARVE + "test_a_killed_uncarve_is_finished_once_the_starts_of_then_are_over",
+    ),
+    Guard(
+        "what a guest has stays carved",
+        "claims/liveness.py",
+        "if user := world.domains.using(claim.device):",
+        "if False and (user := world.domains.using(claim.device)):",
+        CARVE + "test_a_domain_without_an_open_handle_counts",
     ),
 ]
 

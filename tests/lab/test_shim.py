@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +14,9 @@ from tests.lab.guest import (
     CLAIMS,
     PROFILE,
     PROFILE_ID,
+    TRIGGER,
     VF1,
+    VF2,
     Answer,
     assert_free,
     claim,
@@ -21,6 +24,7 @@ from tests.lab.guest import (
     holds,
     run,
     start,
+    sync,
     type_of,
     until,
     uuid_of,
@@ -55,9 +59,31 @@ print(domain.ID(), domain.XMLDesc())
 """
 
 
-def program(tmp_path: Path, call: str, document: str = ASKS) -> Answer:
+# What the program attaches points at a VF that another domain has.
+PLUGS = """\
+import sys
+import libvirt
+
+domain = libvirt.open("qemu:///system").lookupByName("web1")
+document = sys.stdin.read()
+live = libvirt.VIR_DOMAIN_AFFECT_LIVE
+if sys.argv[1] == "attach":
+    namespace = "urn:vgpu-libvirt:domain:1"
+    element = "<devices><device alias='ua-vgpu0' profile='NVIDIA FAKE24-4Q'/></devices>"
+    kind = libvirt.VIR_DOMAIN_METADATA_ELEMENT
+    domain.setMetadata(kind, element, "vgpu", namespace, live)
+    domain.attachDeviceFlags(document, flags=live)
+else:
+    domain.detachDeviceAlias("ua-vgpu0", live)
+"""
+PORTS = "".join(
+    f"<controller type='pci' index='{number}' model='pcie-root-port'/>" for number in range(1, 4)
+)
+
+
+def program(tmp_path: Path, call: str, document: str = ASKS, text: str = PROGRAM) -> Answer:
     path = tmp_path / "program.py"
-    path.write_text(PROGRAM)
+    path.write_text(text)
     return run("virt-vgpu", "exec", "--", sys.executable, str(path), call, stdin=document)
 
 
@@ -162,3 +188,30 @@ def test_virt_install_creates_and_starts_a_domain_with_a_vgpu() -> None:
     # the definition that it left can be started by anybody
     virsh("start", "web1")
     assert_has_its_vgpu("web1")
+
+
+@pytest.mark.promise(2, 3)
+def test_a_hostdev_that_is_attached_to_what_runs_gets_a_vgpu_and_gives_it_back(
+    tmp_path: Path, bystander: None
+) -> None:
+    start("web1", devices=PORTS)
+    (hostdev,) = re.findall("<hostdev.*</hostdev>", domain_xml("web1", VF2), flags=re.DOTALL)
+    done = program(tmp_path, "attach", hostdev, PLUGS)
+    assert done.status == 0, done.output
+    vf = assert_has_its_vgpu("web1")
+    assert vf != VF2
+    TRIGGER.unlink()
+    done = program(tmp_path, "detach", "", PLUGS)
+    assert done.status == 0, done.output
+    assert TRIGGER.exists()
+    sync()
+    assert type_of(vf) == PROFILE_ID, "the guest has it still"
+
+    def lets_go() -> bool:
+        virsh("reset", "web1")  # the first one after the guest was asked makes QEMU let go
+        time.sleep(1)
+        return not holds("web1", vf)
+
+    assert until(lets_go)
+    assert until(lambda: sync()["released"] == [vf])
+    assert_free(vf)

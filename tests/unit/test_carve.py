@@ -499,7 +499,9 @@ def test_not_over_a_type_of_somebody_elses(desk: Desk) -> None:
     vf = desk.vfs[0]
     reboot(desk.host, vf)
     desk.host.set_type(vf, 1150)
-    assert "somebody else set it" in reconcile(desk.host).kept[0].reason
+    outcome = reconcile(desk.host)
+    assert outcome.renewed == ()
+    assert "somebody else set it" in outcome.kept[0].reason
     assert desk.host.type_of(vf) == "1150"
     assert any("but has type 1150" in problem for problem in see(desk).problems)
 
@@ -599,6 +601,16 @@ def test_what_a_guest_has_stays_and_is_named_and_the_others_go(desk: Desk) -> No
     assert desk.host.type_of(second) == "0"
 
 
+@pytest.mark.promise(1)
+def test_a_domain_without_an_open_handle_counts(desk: Desk) -> None:
+    carve(desk, "L40S-8Q=1")
+    vf = desk.vfs[0]
+    desk.host.run_domain("web1", WEB1, 4001, plain(vf))
+    result = desk.call("uncarve", vf)
+    assert (result.exit_code, desk.host.type_of(vf)) == (1, "1152")
+    assert f"{vf} stays: the running domain 'web1' ({WEB1}) has it" in result.output
+
+
 @pytest.mark.promise(1, 4, 5)
 @pytest.mark.parametrize("how", ["open", "inventory", "silence", "unreadable process"])
 def test_nor_while_that_cannot_be_told(
@@ -687,6 +699,7 @@ def test_a_killed_uncarve_is_finished_once_the_starts_of_then_are_over(
 ) -> None:
     carve(desk, "L40S-8Q=1")
     vf, host = desk.vfs[0], desk.host
+    earlier = frozenset(each.claim_id for each in desk.claims())
 
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
@@ -702,7 +715,7 @@ def test_a_killed_uncarve_is_finished_once_the_starts_of_then_are_over(
     # Who asked before the mark, or only after UUIDs, has nothing to say.
     ids = frozenset([claim.claim_id])
     for answer in (
-        {"asked_after": frozenset(["older"]), "devices": {}},
+        {"asked_after": earlier, "devices": {}},
         {"asked_after": ids},
         {"asked_after": ids, "devices": {vf: "domain 'web1'"}},
     ):
