@@ -363,9 +363,16 @@ GUARDS = [
     Guard(
         "libvirt's word on a carved device is about who has it",
         "claims/liveness.py",
-        "and claim.device not in self.devices",
-        "",
+        "return self.devices is not None",
+        "return True",
         CARVE + "test_a_killed_uncarve_is_finished_once_the_starts_of_then_are_over",
+    ),
+    Guard(
+        "and who is active with it keeps it",
+        "claims/liveness.py",
+        'return [f"libvirt says that {user}, which is active, has it"] if user else []',
+        "return []",
+        CARVE + "test_a_start_that_passed_prepare_is_seen_by_libvirts_word",
     ),
     Guard(
         "what a guest has stays carved",

@@ -75,8 +75,8 @@ class Answer(NamedTuple):
         """
         if self.silence is not None or claim.claim_id not in self.asked_after:
             return False
-        if claim.is_no_domains:  # a start of anybody's, who passed `prepare` while it was carved
-            return self.devices is not None and claim.device not in self.devices
+        if claim.is_no_domains:  # who passed `prepare` while it was carved is among `devices`
+            return self.devices is not None
         return claim.phase is not Phase.RESERVED and claim.domain_uuid not in self.active
 
     def confirms(self, claim: Claim) -> list[str]:
