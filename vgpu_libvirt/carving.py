@@ -46,15 +46,16 @@ def plan(
     host = host._replace(dirty=frozenset())
     wishes: list[Wish] = []
     there: list[str] = []
-    seen: dict[object, str] = {}
+    seen: dict[str, str] = {}  # profile -> what it was called
     for name, count in wanted.items():
         profile = placement.resolve(name, host)
-        if (other := seen.setdefault(profile, name)) != name:
+        if (other := seen.setdefault(profile.name, name)) != name:
             raise RequestError(f"'{other}' and '{name}' are the same profile; name it once")
         carved = [
             claim.device
             for claim in host.claims.readable.values()
-            if (claim.phase, claim.gpu, claim.profile) == (Phase.CARVED, str(gpu), profile)
+            if (claim.phase, claim.gpu) == (Phase.CARVED, str(gpu))
+            and claim.profile.name == profile.name
         ]
         there += carved if is_total else []
         missing = count - len(carved) if is_total else count
@@ -64,6 +65,7 @@ def plan(
         ]
     choices = together.place(wishes, policy, host)
     pieces = (
-        Piece(choice.device, wish.profile) for choice, wish in zip(choices, wishes, strict=True)
+        Piece(choice.device, choice.device.listed(wish.profile) or wish.profile)
+        for choice, wish in zip(choices, wishes, strict=True)
     )
     return Plan(tuple(pieces), tuple(there))

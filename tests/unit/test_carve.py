@@ -11,6 +11,7 @@ import pytest
 
 from tests.unit.desk import pointed
 from tests.unit.host import LIBVIRTD, WEB1, WEB2, domain_xml, web1
+from tests.unit.mdev_host import MdevHost, Type
 from tests.unit.test_sync import reconcile
 from vgpu_libvirt import fs, libvirt_api, report
 from vgpu_libvirt.address import PciAddress
@@ -808,3 +809,13 @@ def test_the_verdict_names_what_is_seen(desk: Desk) -> None:
     assert verdict.evidence == (
         "it is carved, for domains that don't ask for a vGPU, until 'virt-vgpu uncarve'",
     )
+
+
+def test_only_vfs_are_carved(desk: Desk) -> None:
+    """Another GPU of the host makes mediated devices, and calls the same profile by another id."""
+    mdev_gpu = "0000:5e:00.0"
+    kind = Type("nvidia-558", "NVIDIA L40S-8Q", "4", None)
+    MdevHost(desk.host.root, desk.host.sysfs).parent(mdev_gpu, [kind])
+    assert "has no VFs" in desk.fails("carve", "--gpu", mdev_gpu, "L40S-8Q=1")
+    carve(desk)
+    assert carved(desk) == desk.vfs[:2]
