@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import vgpu_libvirt.devices.backend
 from tests.conftest import COUNTS
 from tests.faults.driver import running, unmount_orphans
-from tests.faults.world import World
+from tests.faults.world import BACKENDS, World
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,14 +49,26 @@ def driver() -> Iterator[Client]:
         yield client
 
 
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    """How the GPUs of a test's worlds give vGPUs: every test is run with either."""
+    return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def quick_drivers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No driver here removes mdevs itself, but where a test says so; nobody waits for it to."""
+    monkeypatch.setattr(vgpu_libvirt.devices.backend, "_OWN_CLEANING", 0.0)
+
+
 @pytest.fixture
-def new_world(driver: Client) -> Iterator[Callable[[], World]]:
+def new_world(driver: Client, backend: str) -> Iterator[Callable[[], World]]:
     """Makes worlds; memory holds them, since thousands are made and each one fsyncs."""
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     root = Path(tempfile.mkdtemp(prefix="vgpu-libvirt-", dir=memory))
     numbers = itertools.count()
     try:
-        yield lambda: World(root / str(next(numbers)), driver)
+        yield lambda: World(root / str(next(numbers)), driver, backend)
     finally:
         shutil.rmtree(root)
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """A simulated driver: the sysfs of a host with vGPU-capable GPUs, as a FUSE filesystem.
 
-It keeps the vendor driver's rules, which plain files can't: what it refuses, when it is busy, what
-its lists still offer, and that a write takes its time. It runs as a process of its own; tests
-talk to it by a `Client`, and read from its log who wrote what when.
+It keeps the drivers' rules (gpus.py, mediated.py), which plain files can't: what they refuse, when
+they are busy, what their lists still offer, and that a write takes its time. It runs as a process
+of its own; tests talk to it by a `Client`, and read from its log who wrote what when.
 
 One mount serves any number of worlds, a directory each, which share nothing.
 """
@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import os
-import re
 import socket
 import stat
 import subprocess
@@ -22,7 +22,9 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, cast
+
+from tests.faults.gpus import OPTIONS, Attribute, World, Write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,278 +32,76 @@ if TYPE_CHECKING:
 REPOSITORY = Path(__file__).parents[2]
 NAME = "vgpu-libvirt-driver"  # of the filesystem, in /proc/mounts
 
-_ROW = re.compile(r"(\d+)\s*:\s*(\S.*)")
-_SIZE = re.compile(r"-(\d+)[ABCQ]$")
-_HEADER = "ID    : vGPU Name\n"
-_DEVICES = "bus/pci/devices"
-
-# What each driver answers; None: it takes the write.
-ERRNOS: dict[str, dict[str, int | None]] = {
-    "vendor": {
-        "set": errno.EPERM,  # a type over a type
-        "clear": errno.EPERM,  # nothing over nothing
-        "open": errno.EPERM,
-        "busy": errno.EBUSY,
-        "unknown": errno.EIO,
-        "other size": errno.EIO,
-        "full": errno.EIO,
-    },
-    "rfc": {
-        "set": None,
-        "clear": None,
-        "open": errno.EBUSY,
-        "busy": errno.EBUSY,
-        "unknown": errno.ENODEV,
-        "other size": errno.EINVAL,
-        "full": errno.ENOSPC,
-    },
-}
-
-OPTIONS: dict[str, Any] = {
-    "errnos": "vendor",
-    "own_list": "empty",  # the list of a VF that has a type: "empty", or "kept"
-    "header": "always",  # or "never", or "while-unused": until the GPU has its first vGPU
-    "open_writes": "refused",  # or "taken": the driver itself stops nobody
-    "busy_ms": 0,  # after a close, in which clearing is refused
-    "busy": "refuses",  # or "blocks": the write waits that long
-    "write_ms": 0,  # how long any write takes
-    "memory_mib": 48 * 1024,  # of each GPU
-    "max_instances": 0,  # of one type on a GPU; 0: what the memory gives
-    "state": "",  # the package's state directory, to see at each write whether a claim stood
-}
-
-
-class Write(NamedTuple):
-    """One write to a `current_vgpu_type`, as the log tells it."""
-
-    vf: str
-    value: str
-    result: str  # "ok", "ignored", or the name of an errno
-    before: int  # the type that the VF had
-    open: bool  # whether a QEMU had the VF open at any time during the write
-    live: bool  # the same for: a living domain had it
-    claimed: bool  # whether a claim file stood when the write began
-    pid: int
-
-
-class Vf:
-    """One VF, and what stands against writes to it."""
-
-    def __init__(self, world: World, gpu: Gpu, name: str) -> None:
-        self.world, self.gpu, self.name = world, gpu, name
-        self.type = 0
-        self.ours = False  # whether the type came by a write through the filesystem
-        self.open = self.live = False
-        self.busy_until = 0.0
-        self.failures: list[dict[str, Any]] = []
-        self.unreadable: set[str] = set()
-        self.holding = False  # whether writes wait until they are let go
-        self.mutex = threading.Lock()
-
-    def current(self) -> str:
-        return f"{self.type}\n"
-
-    def creatable(self) -> str:
-        options = self.world.options
-        used = any(vf.type for vf in self.gpu.vfs)
-        if self.type and options["own_list"] == "empty":
-            rows = []
-        else:
-            rows = [f"{i:<5} : {name}\n" for i, name in self.gpu.types.items() if self.fits(i)]
-        header = options["header"] == "always" or (options["header"] == "while-unused" and not used)
-        return (_HEADER if header else "") + "".join(rows)
-
-    def fits(self, type_id: int) -> bool:
-        return self.refusal_of(type_id) is None
-
-    def refusal_of(self, type_id: int) -> str | None:
-        """Why the GPU has no room for one more of this type."""
-        gpu = self.gpu
-        if type_id not in gpu.types:
-            return "unknown"
-        others = [vf.type for vf in gpu.vfs if vf.type and vf is not self]
-        sizes = [gpu.size(other) for other in others]
-        if sizes and gpu.size(type_id) != sizes[0]:
-            return "other size"
-        limit = self.world.options["max_instances"]
-        full = sum(sizes) + gpu.size(type_id) > self.world.options["memory_mib"]
-        return "full" if full or (limit and others.count(type_id) >= limit) else None
-
-
-class Gpu:
-    """A PF with its VFs."""
-
-    def __init__(self, lists: str, node: int) -> None:
-        self.types = {int(row[1]): row[2].strip() for row in _ROW.finditer(lists)}
-        self.node = node
-        self.vfs: list[Vf] = []
-
-    def size(self, type_id: int) -> int:
-        match = _SIZE.search(self.types.get(type_id, ""))
-        return int(match[1]) * 1024 if match else 0
-
-
-class World:
-    """One host's GPUs, and the filesystem nodes that show them, by path."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.options = dict(OPTIONS)
-        self.vfs: dict[str, Vf] = {}
-        self.log: list[Write] = []
-        self.changed = threading.Condition()
-        self.waiting = 0  # writes that the test holds back
-        # path -> names in a directory, target of a link, or a function that reads an attribute
-        self.nodes: dict[str, Any] = {f"/{name}": []}
-        self.add_directory(f"{_DEVICES}")
-
-    def add_directory(self, path: str) -> None:
-        parent = f"/{self.name}"
-        for part in path.split("/"):
-            self.add(parent, part, [])
-            parent += f"/{part}"
-
-    def add(self, parent: str, name: str, node: Any) -> None:
-        if f"{parent}/{name}" not in self.nodes:
-            self.nodes[parent].append(name)
-            self.nodes[f"{parent}/{name}"] = node
-
-    def add_gpu(
-        self, address: str, vfs: dict[str, int], lists: str, node: int, first_type: int = 0
-    ) -> None:
-        """Add a GPU; VFS: address -> number of the IOMMU group."""
-        gpu = Gpu(lists, node)
-        devices = f"/{self.name}/{_DEVICES}"
-        pf = f"{devices}/{address}"
-        self.add_directory(f"{_DEVICES}/{address}")
-        self.add(pf, "numa_node", lambda: f"{gpu.node}\n")
-        for number, (name, group) in enumerate(vfs.items()):
-            vf = self.vfs[name] = Vf(self, gpu, name)
-            gpu.vfs.append(vf)
-            here = f"{devices}/{name}"
-            self.add_directory(f"{_DEVICES}/{name}/nvidia")
-            self.add_directory(f"{_DEVICES}/{name}/vfio-dev/vfio{group + 7}")
-            self.add(here, "physfn", f"../{address}")
-            self.add(here, "iommu_group", f"../../kernel/iommu_groups/{group}")
-            self.add(pf, f"virtfn{number}", f"../{name}")
-            self.add(f"{here}/nvidia", "creatable_vgpu_types", (vf, "creatable"))
-            self.add(f"{here}/nvidia", "current_vgpu_type", (vf, "current"))
-
-    # --- what a write does ---
-
-    def write(self, vf: Vf, value: str, pid: int) -> None:
-        """Take one write, or raise OSError; it is in the log either way."""
-        with vf.mutex:
-            claimed = os.path.lexists(f"{self.options['state']}/claims/{vf.name}.json")
-            seen = [vf.open, vf.live]
-            before = vf.type
-            self._take_time(vf)
-            if self.options["busy"] == "blocks":
-                time.sleep(max(0.0, vf.busy_until - time.monotonic()) if before else 0.0)
-            result = self._apply(vf, value)
-            seen = [seen[0] or vf.open, seen[1] or vf.live]
-            self.log.append(Write(vf.name, value, result, before, *seen, claimed, pid))
-        if result not in ("ok", "ignored"):
-            raise OSError(getattr(errno, result), result)
-
-    def _take_time(self, vf: Vf) -> None:
-        time.sleep(self.options["write_ms"] / 1000)
-        with self.changed:
-            self.waiting += 1
-            self.changed.notify_all()
-            self.changed.wait_for(lambda: not vf.holding)
-            self.waiting -= 1
-
-    def _apply(self, vf: Vf, value: str) -> str:
-        if not re.fullmatch(r"\d{1,10}\n?", value, re.ASCII):
-            return "EINVAL"
-        wanted = int(value)
-        for failure in vf.failures:
-            if failure["times"] and failure["value"] in (None, wanted):
-                failure["times"] -= 1
-                if failure["result"] != "ignored":
-                    return str(failure["result"])
-                vf.type = 0  # as a driver that drops what it doesn't know
-                return "ignored"
-        refusal = self._refusal(vf, wanted)
-        if refusal and (code := ERRNOS[self.options["errnos"]][refusal]):
-            return errno.errorcode[code]
-        vf.type, vf.ours = wanted, True
-        return "ok"
-
-    def _refusal(self, vf: Vf, wanted: int) -> str | None:
-        if vf.open and self.options["open_writes"] == "refused":
-            return "open"
-        if wanted == 0:
-            if vf.type and time.monotonic() < vf.busy_until:
-                return "busy"
-            return None if vf.type else "clear"
-        if vf.type and ERRNOS[self.options["errnos"]]["set"]:
-            return "set"
-        return vf.refusal_of(wanted)
-
 
 class Control:
     """What tests may ask for; each public method is a command of the socket."""
 
-    def __init__(self) -> None:
+    def __init__(self, mount: str) -> None:
+        self.mount = mount
         self.worlds: dict[str, World] = {}
 
     def ping(self) -> int:
         return os.getpid()
 
     def make(self, world: str) -> None:
-        self.worlds[world] = World(world)
+        self.worlds[world] = World(world, self.mount)
 
     def drop(self, world: str) -> None:
         self.worlds.pop(world, None)
 
-    def add_gpu(self, world: str, address: str, vfs: dict[str, int], lists: str, node: int) -> None:
-        self.worlds[world].add_gpu(address, vfs, lists, node)
+    def add_gpu(
+        self, world: str, address: str, vfs: dict[str, int], lists: str, node: int, is_mdev: bool
+    ) -> None:
+        self.worlds[world].add_gpu(address, vfs, lists, node, is_mdev)
 
     def set(self, world: str, options: dict[str, Any]) -> None:
         assert options.keys() <= OPTIONS.keys(), options
         self.worlds[world].options.update(options)
 
     def types(self, world: str) -> dict[str, list[Any]]:
-        """For each VF its type, and whether that came through the filesystem."""
-        return {name: [vf.type, vf.ours] for name, vf in self.worlds[world].vfs.items()}
+        """For each device its type, and whether that came through the filesystem."""
+        devices = list(self.worlds[world].devices.items())
+        return {name: [device.type, device.ours] for name, device in devices}
 
-    def set_type(self, world: str, vf: str, type_id: int) -> None:
+    def set_type(self, world: str, device: str, type_id: int) -> None:
         """Set a type behind everybody's back."""
-        self.worlds[world].vfs[vf].type = type_id
-        self.worlds[world].vfs[vf].ours = False
+        where = self.worlds[world]
+        with where.rules:
+            where.device(device).set(type_id)
+            where.device(device).ours = False
+
+    def disown(self, world: str, device: str) -> None:
+        """Let the type of DEVICE be one that came behind everybody's back."""
+        self.worlds[world].device(device).ours = False
 
     def reset(self, world: str) -> None:
         """Power cycle the GPUs: no types, nothing open, nothing held."""
-        for vf in self.worlds[world].vfs.values():
-            vf.type, vf.ours, vf.open, vf.live, vf.busy_until = 0, False, False, False, 0.0
+        self.worlds[world].reset()
 
-    def use(self, world: str, vfs: list[str], is_open: bool, live: bool) -> None:
-        """A domain that lives has VFS, and its QEMU has them open; or both end."""
-        for name in vfs:
-            vf = self.worlds[world].vfs[name]
-            if vf.open and not is_open:
-                vf.busy_until = time.monotonic() + self.worlds[world].options["busy_ms"] / 1000
-            vf.open, vf.live = is_open, live
+    def use(self, world: str, devices: list[str], is_open: bool, live: bool) -> None:
+        """A domain that lives has DEVICES, and its QEMU has them open; or both end."""
+        for device in map(self.worlds[world].device, devices):
+            was_open, device.open, device.live = device.open, is_open, live
+            if was_open and not is_open:
+                device.close()
 
     def fail(
-        self, world: str, vf: str, result: str, times: int = 1, value: int | None = None
+        self, world: str, device: str, result: str, times: int = 1, value: int | None = None
     ) -> None:
         """Refuse the next TIMES writes (of VALUE) with an errno's name, or take and ignore them."""
         failure = {"result": result, "times": times, "value": value}
-        self.worlds[world].vfs[vf].failures.append(failure)
+        self.worlds[world].device(device).failures.append(failure)
 
-    def hide(self, world: str, vf: str, attribute: str, hidden: bool) -> None:
-        """Make reading an attribute ("current" or "creatable") fail with EIO, or work again."""
-        unreadable = self.worlds[world].vfs[vf].unreadable
-        (unreadable.add if hidden else unreadable.discard)(attribute)
+    def hide(self, world: str, path: str, hidden: bool) -> None:
+        """Make reading a file or link fail with EIO, or work again."""
+        unreadable = self.worlds[world].unreadable
+        (unreadable.add if hidden else unreadable.discard)(f"/{world}/{path}")
 
-    def hold(self, world: str, vf: str, held: bool) -> None:
-        """Let writes to VF stand still inside the driver, or go on."""
+    def hold(self, world: str, device: str, held: bool) -> None:
+        """Let writes to DEVICE stand still inside the driver, or go on."""
         where = self.worlds[world]
         with where.changed:
-            where.vfs[vf].holding = held
+            where.device(device).holding = held
             where.changed.notify_all()
 
     def wait_for_writer(self, world: str, timeout: float = 10.0) -> bool:
@@ -342,6 +142,12 @@ def mount(directory: str, control: Control) -> None:
 
     class Filesystem(mfusepy.Operations):  # type: ignore[misc]
         use_ns = True
+        # Whoever reads or writes an open file holds no path, so that a device may go meanwhile.
+        flag_nopath = flag_nullpath_ok = 1
+
+        def __init__(self) -> None:
+            self.opened: dict[int, str] = {}
+            self.numbers = itertools.count(1)
 
         def _node(self, path: str) -> Any:
             world = control.worlds.get(path.split("/", 2)[1])
@@ -350,7 +156,20 @@ def mount(directory: str, control: Control) -> None:
                 raise OSError(errno.ENOENT, path)
             return node
 
-        def getattr(self, path: str, fh: Any = None) -> dict[str, Any]:
+        def _readable(self, path: str) -> Any:
+            world = control.worlds.get(path.split("/", 2)[1])
+            if world and path in world.unreadable:
+                raise OSError(errno.EIO, path)
+            return self._node(path)
+
+        def _attribute(self, fh: int) -> Attribute:
+            try:
+                return cast("Attribute", self._readable(self.opened[fh]))
+            except FileNotFoundError as error:
+                raise OSError(errno.ENODEV, "its device went") from error
+
+        def getattr(self, path: str | None, fh: int | None = None) -> dict[str, Any]:
+            path = path or self.opened[fh or 0]
             node = [] if path == "/" else self._node(path)
             if isinstance(node, list):
                 return {"st_mode": stat.S_IFDIR | 0o755, "st_nlink": 2}
@@ -358,37 +177,48 @@ def mount(directory: str, control: Control) -> None:
                 return {"st_mode": stat.S_IFLNK | 0o777, "st_nlink": 1, "st_size": len(node)}
             return {"st_mode": stat.S_IFREG | 0o644, "st_nlink": 1, "st_size": 4096}
 
-        def readdir(self, path: str, fh: int) -> Any:
-            return [".", "..", *(list(control.worlds) if path == "/" else self._node(path))]
-
         def readlink(self, path: str) -> str:
-            return str(self._node(path))
+            return str(self._readable(path))
 
-        def open(self, path: str, flags: int) -> int:
-            self._node(path)
+        def open(self, path: str, flags: int = 0) -> int:
+            if path != "/":
+                self._node(path)
+            fh = next(self.numbers)
+            self.opened[fh] = path
+            return fh
+
+        def opendir(self, path: str) -> int:
+            return self.open(path)
+
+        def release(self, path: str | None, fh: int) -> int:
+            del self.opened[fh]
             return 0
 
-        def read(self, path: str, size: int, offset: int, fh: int) -> bytes:
-            node = self._node(path)
-            if isinstance(node, tuple):
-                vf, attribute = node
-                if attribute in vf.unreadable:
-                    raise OSError(errno.EIO, path)
-                text = getattr(vf, attribute)()
-            else:
-                text = node()
-            return bytes(text.encode()[offset : offset + size])
+        releasedir = release
 
-        def truncate(self, path: str, length: int, fh: Any = None) -> int:
+        def readdir(self, path: str | None, fh: int) -> Any:
+            where = self.opened[fh]
+            return [".", "..", *(control.worlds if where == "/" else self._node(where))]
+
+        def read(self, path: str | None, size: int, offset: int, fh: int) -> bytes:
+            return self._attribute(fh).read().encode()[offset : offset + size]
+
+        def truncate(self, path: str | None, length: int, fh: int | None = None) -> int:
             return 0  # sysfs lets it pass
 
-        def write(self, path: str, data: bytes, offset: int, fh: int) -> int:
-            node = self._node(path)
-            if not isinstance(node, tuple) or node[1] != "current":
+        def write(self, path: str | None, data: bytes, offset: int, fh: int) -> int:
+            attribute = self._attribute(fh)
+            if attribute.write is None:
                 raise OSError(errno.EACCES, path)
-            pid = mfusepy.fuse_get_context()[2]
-            node[0].world.write(node[0], data.decode(errors="replace"), pid)
+            attribute.write(data.decode(errors="replace"), mfusepy.fuse_get_context()[2])
             return len(data)
+
+        def rmdir(self, path: str) -> int:
+            """Let the kernel forget a device; only a world asks for that."""
+            control.worlds[path.split("/", 2)[1]].forget(path)
+            return 0
+
+        unlink = rmdir
 
     mfusepy.FUSE(
         Filesystem(),
@@ -396,7 +226,7 @@ def mount(directory: str, control: Control) -> None:
         foreground=True,
         fsname=f"{NAME}:{os.getppid()}",
         direct_io=True,
-        entry_timeout=3600,  # worlds grow, but nothing in them ever becomes something else
+        entry_timeout=3600,  # worlds grow, and what goes from them goes by way of the kernel
         attr_timeout=3600,
     )
 
@@ -418,7 +248,7 @@ def unmount_orphans() -> None:
 def main() -> None:
     """`driver.py MOUNT SOCKET`: serve until the mount, or whoever has our stdin, is gone."""
     directory, path = sys.argv[1:]
-    control = Control()
+    control = Control(directory)
     threading.Thread(target=serve_control, args=(control, path), daemon=True).start()
 
     def end_with_the_tests() -> None:
@@ -450,7 +280,7 @@ class Client:
         return reply["result"]
 
     def log(self, world: str) -> list[Write]:
-        """Every write to a VF of WORLD, in order."""
+        """Every write to a device of WORLD, in order."""
         return [Write(*entry) for entry in self.call("log", world=world)]
 
     def close(self) -> None:

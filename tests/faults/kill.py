@@ -23,12 +23,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import libvirt
 
+from tests.faults.world import MDEV, VENDOR_VFIO
 from tests.unit.host import entry_point
 from vgpu_libvirt import hook, sync  # noqa: F401  # warm, as are the next
-from vgpu_libvirt.lifecycle import bystander, hotplug, prepare, release, running  # noqa: F401
+from vgpu_libvirt.devices import mdev_life, mdev_slots  # noqa: F401
+from vgpu_libvirt.lifecycle import (  # noqa: F401
+    bystander,
+    hotplug,
+    parents,
+    prepare,
+    release,
+    running,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
     from typing import TextIO
 
@@ -96,6 +105,34 @@ class Action(NamedTuple):
         if when != self.when:
             return False
         return number >= self.at and self.only(call) if self.only else number == self.at
+
+
+def once(what: Callable[[Call], bool]) -> Callable[[Call], bool]:
+    """WHAT, the first time that it is so."""
+    times = iter([True])
+    return lambda call: what(call) and next(times, False)
+
+
+# Of the calls that change nothing, one in so many is killed at. The second backend makes more of
+# them, through the same code but for the driver's part.
+_SAMPLED = {VENDOR_VFIO: 3, MDEV: 11}
+
+
+def instants(calls: Sequence[Call], backend: str) -> Iterator[tuple[int, str]]:
+    """When to kill: before and after each call that changes anything, and before some others.
+
+    Between two changes the world stands still, so whoever is killed there leaves the same; only
+    what comes then takes turns.
+    """
+    looks = 0
+    for number, call in enumerate(calls):
+        if call.changes:
+            yield number, "before"
+            yield number, "after"
+        else:
+            looks += 1
+            if looks % _SAMPLED[backend] == 0:
+                yield number, "before"
 
 
 class Ended(NamedTuple):
@@ -318,8 +355,11 @@ def how_opened(flags: int) -> str:
 
 # --- the same by strace ---
 
+QUICK = "backend._OWN_CLEANING = 0.0"  # as for all hooks here: see conftest.py
+
 _LINE = re.compile(r"(?:\d+ +)?(?P<name>\w+)\((?P<arguments>.*)")
-_FILE = re.compile(r"\d+<(?P<path>[^>]*)>")
+_FILE = re.compile(r"(?P<number>\d+)<(?P<path>[^>]*)>")
+_OPENED = re.compile(r".* = (?P<number>\d+)<")
 _QUOTED = re.compile(r'"(?P<path>[^"]*)"')
 # What only looks at an open file again, as part of reading a directory.
 _PARTS = ("getdents64", "fstat", "newfstatat")
@@ -332,9 +372,12 @@ def traced(world: World, operation: Operation) -> list[str]:
     Whatever system call names a counted path, or a file opened by one, is in the list.
     """
     trace = world.root / "trace"
+    program = entry_point(world.root)
+    now = f"from vgpu_libvirt.devices import backend\n{QUICK}\nrun()"
+    program.write_text(program.read_text().replace("\nrun()", f"\n{now}"))
     strace = ["strace", "-f", "-y", "-s", "0", "-o", trace]
     done = subprocess.run(
-        [*strace, entry_point(world.root), *operation.arguments],
+        [*strace, program, *operation.arguments],
         input=operation.document,
         env={
             **world.environment,
@@ -349,6 +392,7 @@ def traced(world: World, operation: Operation) -> list[str]:
 
 
 def _counted(trace: Path, places: dict[str, str]) -> Iterator[str]:
+    opened: dict[str, str] = {}  # by descriptor; a file's own path may be another, by links
     for line in trace.read_text().splitlines():
         match = _LINE.match(line)
         if not match:
@@ -357,6 +401,12 @@ def _counted(trace: Path, places: dict[str, str]) -> Iterator[str]:
         by_file = _FILE.match(arguments)
         named = by_file or _QUOTED.search(arguments)
         where = relative(places, named["path"]) if named else None
+        if by_file and by_file["number"] in opened:
+            where = opened[by_file["number"]]
+        elif where and (result := _OPENED.match(arguments)):
+            opened[result["number"]] = where
+        if name == "close" and by_file:
+            opened.pop(by_file["number"], None)
         if where is None:
             # Nothing that counts may hide in a call that we don't know to read.
             assert not any(f"{root}/" in arguments for root in places.values()), line

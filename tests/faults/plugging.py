@@ -51,9 +51,9 @@ class Libvirt:
     def _follow(self) -> None:
         """Let QEMU have what libvirt says it has."""
         hostdevs = parse_domain(self.domain.XMLDesc(0)).hostdevs
-        vfs = tuple(sorted(str(hostdev.address) for hostdev in hostdevs))
-        if vfs != self.guest.vfs:
-            self.guest = self.world.replug(self.guest, *vfs)
+        names = tuple(sorted(str(hostdev.address or hostdev.uuid) for hostdev in hostdevs))
+        if names != self.guest.devices:
+            self.guest = self.world.replug(self.guest, *names)
 
 
 def _told(error: VgpuError, stderr: TextIO) -> int:
@@ -91,9 +91,9 @@ def unplug(world: World, guest: Guest, lets_go: bool = True) -> Operation:
     return Operation("detach --live", guest, act)
 
 
-def running(world: World, *vfs: str) -> Guest:
-    """A guest that runs, with a vGPU on each of VFS."""
-    guest = web1(*vfs)
+def running(world: World, *places: str) -> Guest:
+    """A guest that runs, with a vGPU at each of PLACES."""
+    guest = web1(*places)
     assert world.start(guest).status == 0
     return guest
 

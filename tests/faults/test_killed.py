@@ -2,8 +2,8 @@
 """Every operation killed at every step, and what libvirt or another domain does then.
 
 Between two calls that count nothing changes, so the instant after one is the instant before the
-next. Every such instant is killed at; those after a call that changes something twice, with two
-different continuations.
+next. Every instant at which the world is another one is killed at twice, with two different
+continuations; see kill.instants.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.faults import kill
+from tests.faults import cases, kill
 from tests.faults.cases import CASES, Case
 from tests.faults.kill import Action
 from tests.faults.world import check_nothing_leaked, check_promises, web2
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.promise(1, 2, 3, 4, 7)
 
 SIGKILL = -9
-every_case = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+every_case = cases.each(CASES)
 
 
 # --- what may come after a kill ---
@@ -51,11 +51,11 @@ def libvirt_is_restarted(world: World, operation: Operation, case: Case) -> None
 
 
 def another_domain_comes(world: World, operation: Operation, case: Case) -> None:
-    """Another domain is started on the same VF, before libvirt has seen to this one."""
+    """Another domain is started at the same place, before libvirt has seen to this one."""
     guest = operation.guest
-    other = web2(*guest.vfs)
+    other = web2(*guest.places)
     result = world.start(other)
-    if guest in world.running:
+    if guest in world.running and {*other.devices} & {*guest.devices}:
         assert result.status == 1, "the device of a living domain was given away"
     check_promises(world)
     libvirt_goes_on(world, operation, case)
@@ -100,8 +100,8 @@ def everything_ends(world: World, case: Case) -> None:
     foreign = frozenset(world.types) if case.foreign else frozenset[str]()
     if case.rewritten and world.types:
         check_promises(world)
-        for vf in world.types:
-            world.set_type(vf, 0)
+        for device in world.types:
+            world.set_type(device, 0)
         world.restart_libvirtd()
     check_nothing_leaked(world, foreign)
 
@@ -131,13 +131,11 @@ def test_killed_at_every_step(
 ) -> None:
     calls = kill.run(world := new_world(), case.arrange(world)).calls
     turn = 0
-    for number, call in enumerate(calls):
-        for when in ("before", "after") if call.changes else ("before",):
-            continuation = CONTINUATIONS[turn % len(CONTINUATIONS)]
-            turn += 1
-            one_history(new_world(), case, Action(number, when, "kill"), continuation)
-    counts["kill_points"] += len(calls) + 1
-    counts["histories"] += turn
+    for number, when in kill.instants(calls, world.backend):
+        continuation = CONTINUATIONS[turn % len(CONTINUATIONS)]
+        turn += 1
+        one_history(new_world(), case, Action(number, when, "kill"), continuation)
+    counts["kill_points"] += turn
 
 
 def one_history(

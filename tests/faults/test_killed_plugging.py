@@ -46,14 +46,12 @@ def _plug(refuses: str, world: World) -> Operation:
 
 
 def _unplug(lets_go: bool, world: World) -> Operation:
-    (vf,) = world.gpu(vfs=1)
-    return unplug(world, running(world, vf), lets_go)
+    return unplug(world, running(world, *world.gpu(vfs=1)), lets_go)
 
 
 def _unplug_unnoted(world: World) -> Operation:
     """`started` never came, so no claim knows the QEMU."""
-    (vf,) = world.gpu(vfs=1)
-    guest = web2(vf)
+    guest = web2(*world.gpu(vfs=1))
     assert world.hook("prepare", guest.xml).status == 0
     world.run_qemu(guest)
     return unplug(world, guest)
@@ -86,14 +84,14 @@ def the_domain_ends(world: World, guest: Guest) -> None:
 def sync_comes_in_time_and_again(world: World, guest: Guest) -> None:
     """While it may still be plugged in nothing is taken; then what isn't its device comes back."""
     before = world.types
-    reserved = [vf for vf in before if (c := world.claim(vf)) and c.phase is Phase.RESERVED]
+    reserved = [name for name in before if (c := world.claim(name)) and c.phase is Phase.RESERVED]
     _sync(world)
-    assert all(world.types[vf] == before[vf] for vf in reserved), "P4: too early"
+    assert all(world.types[name] == before[name] for name in reserved), "P4: too early"
     lapse(world)
     _sync(world)
-    assert set(world.types) == set(guest.vfs), "leaked while the domain lives"
-    for vf in guest.vfs:
-        claim = world.claim(vf)
+    assert set(world.types) == set(guest.devices), "leaked while the domain lives"
+    for device in guest.devices:
+        claim = world.claim(device)
         assert claim is not None
         assert claim.phase is Phase.RUNNING
 
@@ -101,41 +99,42 @@ def sync_comes_in_time_and_again(world: World, guest: Guest) -> None:
 def libvirt_is_restarted(world: World, guest: Guest) -> None:
     """The one that was asked is gone, so it is over at once."""
     world.restart_libvirtd()
-    assert set(world.types) == set(guest.vfs)
+    assert set(world.types) == set(guest.devices)
 
 
 def another_domain_comes(world: World, guest: Guest) -> None:
-    (vf,) = world._types()
-    other = web2(vf)._replace(name="web3", uuid="aaaaaaaa-0000-0000-0000-000000000003", number=9)
+    (place,) = world.places
+    other = web2(place)._replace(name="web3", uuid="aaaaaaaa-0000-0000-0000-000000000003", number=9)
     result = world.start(other)
-    assert (result.status == 0) <= (vf not in guest.vfs), "a living domain's device given away"
+    assert not (result.status == 0 and guest.places), "a living domain's device given away"
     check_promises(world)
     lapse(world)
-    if result.status and vf not in guest.vfs:
+    if result.status and not guest.places:
+        if world.is_mdev:
+            _sync(world)  # another's mdev is in the way by the room that it takes
         assert world.start(other).status == 0, "once it lapsed nothing stands in the way"
     check_promises(world)
 
 
 def it_is_started_again(world: World, guest: Guest) -> None:
-    """Killed with its libvirtd, so that no hook saw it end; its definition names the same VF."""
-    (vf,) = world._types()
+    """Killed with its libvirtd, so that no hook saw it end; it names the same device."""
     world.kill_libvirtd()
     world.kill_qemu(guest)
     world.forget(guest)
     world.new_libvirtd()
-    assert world.start(guest._replace(vfs=(vf,))).status == 0
+    assert world.start(guest._replace(places=tuple(world.places))).status == 0
     check_promises(world)
 
 
 def it_is_tried_again(world: World, guest: Guest) -> None:
     lapse(world)
     _sync(world)
-    again = unplug(world, guest) if guest.vfs else plug(world, guest)
+    again = unplug(world, guest) if guest.places else plug(world, guest)
     ended = kill.run(world, again)
     assert ended.status == 0, ended.stderr
     now = world.look_at(guest)
-    assert bool(now.vfs) != bool(guest.vfs)
-    assert set(world.types) == set(now.vfs)
+    assert bool(now.places) != bool(guest.places)
+    assert set(world.types) == set(now.devices)
 
 
 CONTINUATIONS = (
@@ -160,7 +159,7 @@ def test_not_disturbed(new_world: Callable[[], World], case: Case) -> None:
         assert ended.status == case.status, ended.stderr
         guest = world.look_at(operation.guest)
         check_promises(world)
-        assert set(world.types) == set(guest.vfs)
+        assert set(world.types) == set(guest.devices)
         continuation(world, guest)
         check_promises(world)
         world.everything_ends()
@@ -174,14 +173,13 @@ def test_killed_at_every_step(
     calls = kill.run(world := new_world(), case.arrange(world)).calls
     assert any(call.name == "libvirt" for call in calls)
     turn = 0
-    for number, call in enumerate(calls):
-        for when in ("before", "after") if call.changes else ("before",):
-            times = len(CONTINUATIONS) if call.name in ("libvirt", "write") else 1
-            for _ in range(times):
-                continuation = CONTINUATIONS[turn % len(CONTINUATIONS)]
-                turn += 1
-                one_history(new_world(), case, Action(number, when, "kill"), continuation)
-    counts["kill_points"] += len(calls) + 1
+    for number, when in kill.instants(calls, world.backend):
+        times = len(CONTINUATIONS) if calls[number].name in ("libvirt", "write") else 1
+        counts["kill_points"] += 1
+        for _ in range(times):
+            continuation = CONTINUATIONS[turn % len(CONTINUATIONS)]
+            turn += 1
+            one_history(new_world(), case, Action(number, when, "kill"), continuation)
     counts["histories"] += turn
 
 

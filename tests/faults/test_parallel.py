@@ -34,10 +34,10 @@ MANY = 64
 SLOTS_A_GPU = 4  # of 12 GiB on 48
 
 
-def guests(vfs: list[str], profile: str = "NVIDIA L40S-12Q") -> list[Guest]:
-    """MANY domains, dealt out over VFS."""
+def guests(places: list[str], profile: str = "NVIDIA L40S-12Q") -> list[Guest]:
+    """MANY domains, dealt out over PLACES."""
     return [
-        Guest(f"vm{n}", str(uuid.UUID(int=n + 1)), n + 1, (vfs[n % len(vfs)],), profile)
+        Guest(f"vm{n}", str(uuid.UUID(int=n + 1)), n + 1, (places[n % len(places)],), profile)
         for n in range(MANY)
     ]
 
@@ -75,7 +75,7 @@ def check_answers(world: World, answers: dict[Guest, tuple[int, str]], fit: int)
     for guest, (status, sentence) in answers.items():
         assert (status, sentence.count("\n")) in ((0, 0), (1, 1)), (guest, status, sentence)
     assert len(started) == fit, [sentence for _, sentence in answers.values()]
-    devices = [vf for guest in started for vf in guest.vfs]
+    devices = [device for guest in started for device in guest.devices]
     assert len(set(devices)) == fit
     assert set(world.types) == set(devices)
     claims = store.read_all(world.paths.state).readable
@@ -98,11 +98,11 @@ def test_more_starts_than_the_gpus_have_room_for(
     """64 domains, each with a VF of its own, where 16 vGPUs fit; the driver refuses the rest."""
     world.set_policy(lock_timeout=60.0)
     world.set_driver(write_ms=busy)
-    vfs = [vf for gpu in GPUS for vf in world.gpu(gpu, vfs=MANY // len(GPUS))]
-    answers = prepare_all_at_once(world, guests(vfs))
+    places = [place for gpu in GPUS for place in world.gpu(gpu, vfs=MANY // len(GPUS))]
+    answers = prepare_all_at_once(world, guests(places))
     started = check_answers(world, answers, SLOTS_A_GPU * len(GPUS))
-    buses = [guest.vfs[0].partition(":")[2][:2] for guest in started]
-    assert all(buses.count(bus) == SLOTS_A_GPU for bus in set(buses))
+    gpus = [world.gpu_of(guest.devices[0]) for guest in started]
+    assert all(gpus.count(gpu) == SLOTS_A_GPU for gpu in set(gpus))
     end(world, answers)
     counts["processes"] += MANY
 
@@ -110,9 +110,9 @@ def test_more_starts_than_the_gpus_have_room_for(
 def test_more_starts_than_there_are_devices(world: World, counts: Counter[str]) -> None:
     """64 domains point at 16 VFs."""
     world.set_policy(lock_timeout=60.0)
-    vfs = [vf for gpu in GPUS for vf in world.gpu(gpu, vfs=SLOTS_A_GPU)]
-    answers = prepare_all_at_once(world, guests(vfs))
-    check_answers(world, answers, len(vfs))
+    places = [place for gpu in GPUS for place in world.gpu(gpu, vfs=SLOTS_A_GPU)]
+    answers = prepare_all_at_once(world, guests(places))
+    check_answers(world, answers, len(places))
     end(world, answers)
     counts["processes"] += MANY
 
@@ -123,12 +123,14 @@ def test_domains_with_two_devices_each_get_both_or_none(world: World, counts: Co
     first, second = (world.gpu(gpu, vfs=SLOTS_A_GPU) for gpu in GPUS[:2])
     pairs = [(a, b) for a in first for b in second]
     pairs = [pair if n % 2 else pair[::-1] for n, pair in enumerate(pairs)]
-    domains = [guest._replace(vfs=pair) for guest, pair in zip(guests(first), pairs, strict=False)]
+    domains = [
+        guest._replace(places=pair) for guest, pair in zip(guests(first), pairs, strict=False)
+    ]
     answers = prepare_all_at_once(world, domains)
     check_promises(world)
     started = [guest for guest, (status, _) in answers.items() if status == 0]
     assert started
-    assert set(world.types) == {vf for guest in started for vf in guest.vfs}
+    assert set(world.types) == {device for guest in started for device in guest.devices}
     end(world, answers)
     counts["processes"] += len(domains)
 
@@ -142,14 +144,14 @@ WORKERS = 5
 class Worker:
     """A domain's whole life, again and again, as libvirt would play it."""
 
-    def __init__(self, world: World, number: int, vfs: list[str]) -> None:
+    def __init__(self, world: World, number: int, places: list[str]) -> None:
         self.world = world.elsewhere(4000 + 1000 * number)
-        self.number, self.vfs = number, vfs
+        self.number, self.places = number, places
         self.random = random.Random(number)
         self.steps = 0
 
     def guest(self) -> Guest:
-        chosen = self.random.sample(self.vfs, self.random.choice((1, 1, 2)))
+        chosen = self.random.sample(self.places, self.random.choice((1, 1, 2)))
         return Guest(
             f"vm{self.number}", str(uuid.UUID(int=self.number + 1)), self.number, tuple(chosen)
         )
@@ -163,8 +165,9 @@ class Worker:
         guest = self.guest()
         if self.world.start(guest).status == 0:
             time.sleep(self.random.random() / 50)
-            for vf in guest.vfs:
-                assert self.world.types.get(vf) == 1152, f"{vf} lost its type while {guest} ran"
+            types = self.world.types
+            for device in guest.devices:
+                assert types.get(device) == 1152, f"{device} lost its type while {guest} ran"
             self.world.stop(guest)
 
     def break_off(self) -> None:
@@ -189,8 +192,8 @@ def test_a_storm_of_starts_stops_kills_and_reconciliations(
     world = new_world()
     world.set_policy(lock_timeout=30.0)
     world.set_driver(**driver_options)
-    vfs = world.gpu(vfs=4)
-    pids = [storm(Worker(world, number, vfs)) for number in range(WORKERS)]
+    places = world.gpu(vfs=4)
+    pids = [storm(Worker(world, number, places)) for number in range(WORKERS)]
     steps = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
     assert all(status == 0 for status in steps), steps
     check_promises(world)

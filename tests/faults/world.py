@@ -9,46 +9,84 @@ from __future__ import annotations
 import copy
 import fcntl
 import os
+import re
 import shutil
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from tests.faults.driver import Client
-from tests.unit.host import L40S, LIBVIRTD, WEB1, WEB2, Host, Result, domain_xml
+from tests.unit.host import L40S, LIBVIRTD, WEB1, WEB2, Host, Result, domain_xml, hostdev_xml
 from vgpu_libvirt.address import PciAddress
 from vgpu_libvirt.claims import inventory, store
 from vgpu_libvirt.claims.model import Phase
+from vgpu_libvirt.devices import backend
+from vgpu_libvirt.devices.backend import is_mdev
+from vgpu_libvirt.devices.mdev_life import mdev_uuid
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.faults.driver import Write
 
+VENDOR_VFIO, MDEV = BACKENDS = ("vendor-vfio", "mdev")
+ANY = "any"  # where a mediated device shall be
+# The profiles that a GPU of mediated devices has here: each is some files more that all read.
+FEW = re.compile(r"ID .*|(?:1147|1148|1152|1153) .*")
 NEXT_BOOT = "99999999-8888-7777-6666-555555555555"
 
 
 class Guest(NamedTuple):
-    """A domain with one vGPU on each of VFS; without a PROFILE it has them and asks for nothing."""
+    """A domain with one vGPU at each of PLACES; without a PROFILE it has them, and asks for none.
+
+    A place is a VF, or ANY: a mediated device is made where there is room, and named by its domain.
+    """
 
     name: str
     uuid: str
     number: int
-    vfs: tuple[str, ...]
+    places: tuple[str, ...]
     profile: str = "NVIDIA L40S-8Q"
+    params: str = ""  # of mediated devices
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """What its vGPUs are called."""
+        return tuple(map(self.device, range(len(self.places))))
+
+    def device(self, number: int) -> str:
+        place = self.places[number]
+        return mdev_uuid(self.uuid, f"ua-vgpu{number}") if place == ANY else place
 
     @property
     def xml(self) -> str:
-        aliases = {f"ua-vgpu{number}": vf for number, vf in enumerate(self.vfs)}
-        requests = dict.fromkeys(aliases, self.profile) if self.profile else None
-        return domain_xml(self.name, self.uuid, requests, aliases, self.number)
+        aliases = {f"ua-vgpu{number}": name for number, name in enumerate(self.devices)}
+        params = f" params='{self.params}'" if self.params else ""
+        requests = "".join(
+            f"<vgpu:device alias='{alias}' profile='{self.profile}'{params}/>"
+            for alias in (aliases if self.profile else ())
+        )
+        hostdevs = "".join(
+            mdev_hostdev(alias, name) if is_mdev(name) else hostdev_xml(alias, name)
+            for alias, name in aliases.items()
+        )
+        return domain_xml(self.name, self.uuid, requests, hostdevs, self.number)
 
 
-def web1(*vfs: str, **more: str) -> Guest:
-    return Guest("web1", WEB1, 7, vfs, **more)
+def mdev_hostdev(alias: str, uuid: str) -> str:
+    return (
+        "    <hostdev mode='subsystem' type='mdev' managed='no' model='vfio-pci'>\n"
+        f"      <source><address uuid='{uuid}'/></source>\n      <alias name='{alias}'/>\n"
+        "      <address type='pci' domain='0x0000' bus='0x05' slot='0x00' function='0x0'/>\n"
+        "    </hostdev>\n"
+    )
 
 
-def web2(*vfs: str, **more: str) -> Guest:
-    return Guest("web2", WEB2, 8, vfs, **more)
+def web1(*places: str, **more: str) -> Guest:
+    return Guest("web1", WEB1, 7, places, **more)
+
+
+def web2(*places: str, **more: str) -> Guest:
+    return Guest("web2", WEB2, 8, places, **more)
 
 
 class World(Host):
@@ -56,9 +94,10 @@ class World(Host):
 
     _made = 0
 
-    def __init__(self, root: Path, driver: Client) -> None:
+    def __init__(self, root: Path, driver: Client, kind: str) -> None:
         World._made += 1
         self.driver = driver
+        self.backend = kind
         self.name = f"w{os.getpid()}.{World._made}"
         super().__init__(root)
         shutil.rmtree(self.paths.sysfs)
@@ -66,6 +105,7 @@ class World(Host):
         self.paths = self.paths._replace(sysfs=str(driver.mount / self.name))
         self.sysfs = driver.mount / self.name
         self.libvirtd = LIBVIRTD  # the pid of the daemon that runs, or ran last
+        self.places: list[str] = []  # of all GPUs
         self.running: dict[Guest, int] = {}  # with the pid of its QEMU
         self.last_pid = 4000
         self.first_process = 0  # of the pid namespace, where the world has one of its own
@@ -94,24 +134,47 @@ class World(Host):
     def set_driver(self, **options: object) -> None:
         self.call("set", options=options)
 
+    @property
+    def is_mdev(self) -> bool:
+        """Whether its GPUs give vGPUs as mediated devices."""
+        return self.backend == MDEV
+
     def gpu(
         self, address: str = "0000:3d:00.0", vfs: int = 4, lists: str = L40S, node: int = -1
     ) -> list[str]:
+        """Add a GPU; return the places that it has for vGPUs."""
         pf = PciAddress.parse(address)
         groups = {}
         for number in range(vfs):
             slot, function = divmod(4 + number, 8)
             groups[str(pf._replace(slot=slot, function=function))] = 1000 * pf.bus + number
-        self.call("add_gpu", address=address, vfs=groups, lists=lists, node=node)
-        return list(groups)
+        if self.is_mdev:
+            lists = "\n".join(filter(FEW.fullmatch, lists.splitlines()))
+        self.call(
+            "add_gpu", address=address, vfs=groups, lists=lists, node=node, is_mdev=self.is_mdev
+        )
+        places = [ANY] * vfs if self.is_mdev else list(groups)
+        self.places += places
+        return places
 
-    def set_type(self, vf: str, profile_id: int) -> None:
-        self.call("set_type", vf=vf, type_id=profile_id)
+    def set_type(self, device: str, profile_id: int) -> None:
+        self.call("set_type", device=device, type_id=profile_id)
+
+    def gpu_of(self, device: str) -> str:
+        """The GPU that DEVICE is on."""
+        return str(backend.read_device(self.paths.sysfs, device).gpu)
+
+    def nodes(self, device: str) -> tuple[str, str]:
+        if not is_mdev(device):
+            return super().nodes(device)
+        place = self.sysfs / "bus/mdev/devices" / device
+        (own,) = os.listdir(place / "vfio-dev")
+        return f"/dev/vfio/{(place / 'iommu_group').readlink().name}", f"/dev/vfio/devices/{own}"
 
     @property
     def types(self) -> dict[str, int]:
-        """The VFs that have a type, and which."""
-        return {vf: kind for vf, (kind, _) in self._types().items() if kind}
+        """The devices that have a type, and which."""
+        return {device: kind for device, (kind, _) in self._types().items() if kind}
 
     def _types(self) -> dict[str, tuple[int, bool]]:
         return self.call("types")  # type: ignore[return-value]
@@ -132,37 +195,39 @@ class World(Host):
         return super().daemon_hook(self.libvirtd if parent is None else parent)
 
     def run_qemu(self, guest: Guest) -> None:
-        """QEMU starts and opens its VFs; then libvirt writes the status file."""
-        nodes = tuple(self.nodes(vf)[0] for vf in guest.vfs)
+        """QEMU starts and opens its devices; then libvirt writes the status file."""
+        nodes = tuple(self.nodes(device)[0] for device in guest.devices)
         self.last_pid += 1
         self.running[guest] = self.last_pid
         path = self.run_domain(
             guest.name, guest.uuid, self.last_pid, guest.xml, nodes, guest.number
         )
         assert path.exists()
-        self.call("use", vfs=guest.vfs, is_open=True, live=True)
+        self.call("use", devices=guest.devices, is_open=True, live=True)
 
     def kill_qemu(self, guest: Guest) -> None:
-        self.call("use", vfs=guest.vfs, is_open=False, live=False)
+        self.call("use", devices=guest.devices, is_open=False, live=False)
         self.end(self.running.pop(guest))
 
-    def replug(self, guest: Guest, *vfs: str) -> Guest:
-        """libvirt plugs in or out until GUEST, which runs, has VFS; QEMU opens and closes them."""
+    def replug(self, guest: Guest, *places: str) -> Guest:
+        """libvirt plugs in or out until GUEST, which runs, has PLACES; QEMU opens and closes."""
         pid = self.running.pop(guest)
-        after = guest._replace(vfs=vfs)
+        after = guest._replace(places=places)
         self.running[after] = pid
         self.end(pid)
-        opens = tuple(self.nodes(vf)[0] for vf in vfs)
+        now = after.devices
+        opens = tuple(self.nodes(device)[0] for device in now)
         self.run_domain(after.name, after.uuid, pid, after.xml, opens, after.number)
-        self.call("use", vfs=[vf for vf in guest.vfs if vf not in vfs], is_open=False, live=False)
-        self.call("use", vfs=vfs, is_open=True, live=True)
+        gone = [device for device in guest.devices if device not in now]
+        self.call("use", devices=gone, is_open=False, live=False)
+        self.call("use", devices=now, is_open=True, live=True)
         return after
 
     def look_at(self, guest: Guest) -> Guest:
         """GUEST as it runs by now, after another process may have plugged."""
         live = inventory.live_domain(self.paths, guest.name, guest.uuid)
         assert live is not None
-        now = guest._replace(vfs=tuple(sorted(live.devices)))
+        now = guest._replace(places=tuple(sorted(live.devices)))
         self.running[now] = self.running.pop(guest)
         return now
 
@@ -253,13 +318,13 @@ def check_promises(world: World) -> None:
     )
     assert all(number == 1 for number in owners.values()), "one device for each request"
     types = world._types()
-    for vf, (kind, ours) in types.items():
+    for device, (kind, ours) in types.items():
         if kind and ours:
-            assert vf in claims.readable, f"{vf} has our type {kind}, and no claim"
+            assert device in claims.readable, f"{device} has our type {kind}, and no claim"
     for guest in world.running:
-        for vf in guest.vfs:
-            assert types[vf][0], f"{vf} of the running {guest.name} lost its type"
-            claim = claims.readable.get(vf)
+        for device in guest.devices:
+            assert types[device][0], f"{device} of the running {guest.name} lost its type"
+            claim = claims.readable.get(device)
             is_carved = claim is not None and claim.phase is Phase.CARVED and not guest.profile
             assert claim is None or is_carved or claim.domain_uuid == guest.uuid
     _no_lock_is_held(world)

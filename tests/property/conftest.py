@@ -6,9 +6,9 @@ import tempfile
 
 from hypothesis.configuration import set_hypothesis_home_dir
 
-from tests.faults.conftest import driver, new_world
+from tests.faults.conftest import backend, driver, new_world, quick_drivers
 
-__all__ = ["driver", "new_world"]
+__all__ = ["backend", "driver", "new_world", "quick_drivers"]
 
 if "HYPOTHESIS_STORAGE_DIRECTORY" not in os.environ:
     set_hypothesis_home_dir(f"{tempfile.gettempdir()}/vgpu-libvirt-hypothesis")

@@ -5,7 +5,8 @@ The machine is libvirt: it runs its hooks in libvirt's order, and knows what nob
 really lives, and with which devices. After each step the promises must hold; at the end all dies,
 libvirtd comes back, and after one sync nothing is left. A failure shrinks to a short story.
 
-$VGPU_LIBVIRT_HISTORIES: how many are made up; CI's are the same each time, others are not.
+$VGPU_LIBVIRT_HISTORIES: how many are made up for both backends together; CI's are the same each
+time, others are not.
 """
 
 from __future__ import annotations
@@ -33,12 +34,13 @@ from hypothesis.stateful import (
 
 from tests.conftest import COUNTS
 from tests.faults.kill import Action, Child, Operation
-from tests.faults.world import Guest, World
+from tests.faults.world import ANY, MDEV, VENDOR_VFIO, Guest, World
 from tests.unit.host import domain_xml
 from vgpu_libvirt import sync
 from vgpu_libvirt.address import PciAddress
 from vgpu_libvirt.claims import liveness, store
 from vgpu_libvirt.claims.model import Phase
+from vgpu_libvirt.devices.mdev_life import mdev_uuid
 from vgpu_libvirt.devices.model import Profile
 from vgpu_libvirt.domain.match import Wanted
 from vgpu_libvirt.domain.model import Request
@@ -52,7 +54,7 @@ if TYPE_CHECKING:
 
     from vgpu_libvirt.claims.model import Claim
 
-HISTORIES = int(os.environ.get("VGPU_LIBVIRT_HISTORIES", "0"))
+HISTORIES = int(os.environ.get("VGPU_LIBVIRT_HISTORIES", "500"))
 DOMAINS = {
     name: f"aaaaaaaa-0000-0000-0000-00000000000{number}"
     for number, name in enumerate(("ant", "bee", "cat", "dog"), 1)
@@ -61,11 +63,12 @@ GPUS = {"0000:3d:00.0": 2, "0000:41:00.0": 3}
 VFS = ("0000:3d:00.4", "0000:3d:00.5", "0000:41:00.4", "0000:41:00.5", "0000:41:00.6")
 FOREIGN = 1148
 PROFILE = Profile(1152, "NVIDIA L40S-8Q")
+SHARES = {VENDOR_VFIO: 350, MDEV: 150}  # of the histories
 PLAIN = domain_xml("plain", DOMAINS["ant"].replace("a", "b"), None, {"ua-x": "0000:00:1f.3"})
 
 domains = st.sampled_from(tuple(DOMAINS))
-vfs = st.sampled_from(VFS)
-places = st.one_of(vfs.map(lambda vf: (vf,)), st.just((VFS[0], VFS[2])), st.just((VFS[1], VFS[3])))
+numbers = st.integers(0, 7)  # of VFs, or of mediated devices
+places = st.one_of(st.integers(0, 4).map(lambda vf: (vf,)), st.just((0, 2)), st.just((1, 3)))
 FIRST_LOCK = "its first lock"
 steps = st.one_of(st.just(FIRST_LOCK), st.integers(0, 90))  # or a number of a system call
 
@@ -93,8 +96,14 @@ class Histories(RuleBasedStateMachine):
         self.world.set_policy(lock_timeout=1e-6, release_timeout=0.02)
         for gpu, number in GPUS.items():
             self.world.gpu(gpu, vfs=number)
-        self.place: dict[str, tuple[str, ...]] = {
-            name: (VFS[number],) for number, name in enumerate(DOMAINS)
+        # A domain's mediated devices have names of their own, and any parent does.
+        self.is_mdev = self.world.is_mdev
+        self.devices = VFS
+        if self.is_mdev:
+            aliases = [(uuid, f"ua-vgpu{n}") for uuid in DOMAINS.values() for n in range(2)]
+            self.devices = tuple(mdev_uuid(*each) for each in aliases)
+        self.place: dict[str, tuple[int, ...]] = {
+            name: (number,) for number, name in enumerate(DOMAINS)
         }
         self.starting: dict[str, Guest] = {}  # between `prepare` and QEMU
         self.serving: dict[str, Guest] = {}  # that libvirt has running, alive or not
@@ -128,7 +137,7 @@ class Histories(RuleBasedStateMachine):
 
     @precondition(lambda self: self.up)
     @rule(name=domains, place=places)
-    def starts_at(self, name: str, place: tuple[str, ...]) -> None:
+    def starts_at(self, name: str, place: tuple[int, ...]) -> None:
         if self.off(name):
             self.place[name] = place
             self.begins_to_start(name)
@@ -137,23 +146,27 @@ class Histories(RuleBasedStateMachine):
 
     @precondition(lambda self: self.up and self.serving)
     @rule(name=serving, place=places)
-    def ends_and_starts_at(self, name: str, place: tuple[str, ...]) -> None:
+    def ends_and_starts_at(self, name: str, place: tuple[int, ...]) -> None:
         self.shuts_down(name, 1)
         self.starts_at(name, place)
 
     @precondition(lambda self: self.serving and not self.up)
     @rule(name=domains, place=places)
-    def libvirtd_comes_back_and_starts(self, name: str, place: tuple[str, ...]) -> None:
+    def libvirtd_comes_back_and_starts(self, name: str, place: tuple[int, ...]) -> None:
         self.libvirtd_comes_back()
         self.starts_at(name, place)
 
     @rule(name=domains, place=places)
-    def is_pointed_at(self, name: str, place: tuple[str, ...]) -> None:
+    def is_pointed_at(self, name: str, place: tuple[int, ...]) -> None:
         self.place[name] = place
 
     def guest(self, name: str) -> Guest:
         self.numbers += 1
-        return Guest(name, DOMAINS[name], self.numbers, self.place[name])
+        here = tuple(ANY if self.is_mdev else VFS[number] for number in self.place[name])
+        return Guest(name, DOMAINS[name], self.numbers, here)
+
+    def device(self, number: int) -> str:
+        return self.devices[number % len(self.devices)]
 
     @precondition(lambda self: self.up)
     @rule(name=domains)
@@ -179,8 +192,8 @@ class Histories(RuleBasedStateMachine):
 
     def runs(self, guest: Guest) -> None:
         for other in self.world.running:
-            assert not {*other.vfs} & {*guest.vfs}, f"{guest} starts on a device of {other}"
-        for vf in guest.vfs:
+            assert not {*other.devices} & {*guest.devices}, f"{guest} starts on a device of {other}"
+        for vf in guest.devices:
             assert self.world.types.get(vf), f"{guest} starts on {vf}, which has no type"
         counted["starts"] += 1
         self.world.run_qemu(guest)
@@ -234,17 +247,24 @@ class Histories(RuleBasedStateMachine):
     @rule(name=living)
     def loses_a_device_by_hot_unplug(self, name: str) -> None:
         guest = self.serving[name]
-        if not guest.vfs:
+        if not guest.places:
             return
-        self.serving[name] = self.world.replug(guest, *guest.vfs[1:])
+        self.serving[name] = self.world.replug(guest, *guest.places[:-1])
 
     @precondition(lambda self: self.up and self.alive())
-    @rule(name=living, vf=vfs, ends=st.sampled_from(["well", "before libvirt", "after libvirt"]))
-    def is_plugged_into(self, name: str, vf: str, ends: str) -> None:
+    @rule(
+        name=living,
+        number=numbers,
+        ends=st.sampled_from(["well", "before libvirt", "after libvirt"]),
+    )
+    def is_plugged_into(self, name: str, number: int, ends: str) -> None:
         """`attach --live`, which ENDS well, or killed before libvirt is asked or right after."""
         guest = self.serving[name]
-        request = Request(f"ua-vgpu{len(guest.vfs)}", PROFILE.name)
-        wanted = Wanted(request, PciAddress.parse(vf))
+        place = ANY if self.is_mdev else self.device(number)
+        after = guest._replace(places=(*guest.places, place))
+        vf = after.devices[-1]
+        request = Request(f"ua-vgpu{len(guest.places)}", PROFILE.name)
+        wanted = Wanted(request, vf if self.is_mdev else PciAddress.parse(vf))
         try:
             context = hotplug.by_daemon(self.world.config)
             claim = hotplug.make_ready(context, parse_domain(guest.xml), wanted)
@@ -254,9 +274,9 @@ class Histories(RuleBasedStateMachine):
         if ends == "before libvirt":
             return
         for other in self.world.running:
-            assert vf not in other.vfs, f"{guest} is given a device of {other}"
+            assert vf not in other.devices, f"{guest} is given a device of {other}"
         counted["plugs"] += 1
-        self.serving[name] = self.world.replug(guest, *guest.vfs, vf)
+        self.serving[name] = self.world.replug(guest, *after.places)
         if ends == "well":
             assert hotplug.plugged(context, claim) == []
 
@@ -344,7 +364,8 @@ class Histories(RuleBasedStateMachine):
                 0, "before", what, lambda call: call.name == "flock" and next(locks, False)
             )
         else:
-            action = Action(int(step), "before", what)
+            # It takes more calls to find a place for a mediated device.
+            action = Action(int(step) * (2 if self.is_mdev else 1), "before", what)
         child = Child(self.world, Operation(operation, guest), action)
         if stops and child.wait_until_stopped():
             counted["orphans"] += 1
@@ -369,7 +390,11 @@ class Histories(RuleBasedStateMachine):
         if not self.up:
             self.libvirtd_comes_back()
         if self.off(name):
-            self.place[name] = self.orphans[which % len(self.orphans)][1].vfs
+            guest = self.orphans[which % len(self.orphans)][1]
+            if self.is_mdev:
+                self.place[name] = tuple(range(len(guest.places)))
+            else:
+                self.place[name] = tuple(map(VFS.index, guest.places))
             self.begins_to_start(name)
             if runs and name in self.starting:
                 self.starts(name)
@@ -395,21 +420,29 @@ class Histories(RuleBasedStateMachine):
 
     # --- the rest of the world ---
 
-    @rule(vf=vfs, error=st.sampled_from(["EIO", "EBUSY"]), times=st.integers(1, 3))
-    def the_driver_will_refuse_writes(self, vf: str, error: str, times: int) -> None:
+    @rule(number=numbers, error=st.sampled_from(["EIO", "EBUSY"]), times=st.integers(1, 3))
+    def the_driver_will_refuse_writes(self, number: int, error: str, times: int) -> None:
+        vf = self.device(number)
         if vf not in self.refusing:
             self.refusing.add(vf)
-            self.world.call("fail", vf=vf, result=error, times=times)
+            self.world.call("fail", device=vf, result=error, times=times)
 
-    @rule(vf=vfs)
-    def somebody_else_sets_a_type(self, vf: str) -> None:
-        busy = {vf for guest in self.world.running for vf in guest.vfs}
-        if vf not in self.world.types and vf not in self.claims() and vf not in busy:
+    @rule(number=numbers)
+    def somebody_else_sets_a_type(self, number: int) -> None:
+        vf = self.device(number)
+        busy = {vf for guest in self.world.running for vf in guest.devices}
+        if (
+            len(self.world.types) < len(VFS)
+            and vf not in self.world.types
+            and vf not in self.claims()
+            and vf not in busy
+        ):
             self.world.set_type(vf, FOREIGN)
             self.foreign.add(vf)
 
-    @rule(vf=vfs)
-    def a_claim_is_truncated(self, vf: str) -> None:
+    @rule(number=numbers)
+    def a_claim_is_truncated(self, number: int) -> None:
+        vf = self.device(number)
         path = self.world.state / "claims" / f"{vf}.json"
         if path.exists():
             path.write_text(path.read_text()[:100])
@@ -432,17 +465,17 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: self.up)
     @rule(name=domains, lapsed=st.booleans())
     def is_reserved_its_device(self, name: str, lapsed: bool) -> None:
-        vf = self.place[name][0]
+        vf = self.guest(name).devices[0]
         if not self.off(name) or vf in self.claims() or vf in self.spoilt or vf in self.world.types:
             return
-        address = PciAddress.parse(vf)
+        gpu = PciAddress.parse(next(iter(GPUS) if self.is_mdev else iter([vf])))
         context = Context(self.world.config)
         claim = context.new_claim(
             parse_domain(self.guest(name).xml),
             "ua-vgpu0",
             vf,
-            address._replace(slot=0, function=0),
-            PROFILE,
+            gpu._replace(slot=0, function=0),
+            PROFILE._replace(id=f"nvidia-{PROFILE.id}") if self.is_mdev else PROFILE,
         )._replace(phase=Phase.RESERVED, domain_id=None)
         if not lapsed:
             self.reserved.add(claim.claim_id)
@@ -517,7 +550,7 @@ class Histories(RuleBasedStateMachine):
             assert not write.open, f"P1: {write}"
             assert not write.live, f"P1: {write}"
             assert write.claimed, f"P3: {write}"
-            assert write.vf not in self.foreign, f"a foreign type is written over: {write}"
+            assert write.device not in self.foreign, f"a foreign type is written over: {write}"
         self.written = len(self.world.log)
         claims = store.read_all(self.world.paths.state)
         assert set(claims.unreadable) <= self.spoilt, "P3: a claim file is whole or absent"
@@ -527,14 +560,14 @@ class Histories(RuleBasedStateMachine):
             if kind and ours and vf not in self.lost | self.spoilt:
                 assert vf in claims.readable, f"P3: {vf} has our type, and no claim"
         for guest in self.world.running:
-            for vf in guest.vfs:
+            for vf in guest.devices:
                 assert types[vf][0], f"P1: {vf} of the running {guest} lost its type"
                 claim = claims.readable.get(vf)
                 if vf not in self.lost | self.spoilt:
                     assert claim is not None, f"P4: {vf} of the running {guest} lost its claim"
                 assert claim is None or claim.domain_uuid == guest.uuid, f"P2: {claim} {guest}"
         for guest in self.starting.values():
-            for vf in guest.vfs:
+            for vf in guest.devices:
                 assert types[vf][0], f"P4: {vf} lost its type while {guest} starts"
                 claim = claims.readable.get(vf)
                 assert vf in self.spoilt or (claim and claim.domain_uuid == guest.uuid), (
@@ -580,16 +613,19 @@ class Histories(RuleBasedStateMachine):
 
 
 @pytest.mark.promise(1, 2, 3, 4, 6, 7, 9)
-def test_histories(new_world: Callable[[], World], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_histories(
+    new_world: Callable[[], World], backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted.clear()
     monkeypatch.setattr(sync, "_BUSY", 1e-6)
     monkeypatch.setattr(Histories, "make_world", staticmethod(new_world), raising=False)
     try:
         run_state_machine_as_test(
             Histories,
             settings=settings(
-                max_examples=HISTORIES or 500,
+                max_examples=max(1, HISTORIES * SHARES[backend] // sum(SHARES.values())),
                 stateful_step_count=40,
-                derandomize=not HISTORIES,
+                derandomize="VGPU_LIBVIRT_HISTORIES" not in os.environ,
                 database=None,
                 deadline=None,
                 print_blob=False,
@@ -601,4 +637,5 @@ def test_histories(new_world: Callable[[], World], monkeypatch: pytest.MonkeyPat
     finally:
         if directory := os.environ.get(COUNTS):
             Path(directory).mkdir(parents=True, exist_ok=True)
-            Path(directory, "histories.json").write_text(json.dumps({"histories": counted}))
+            counts = {f"histories {backend}": counted}
+            Path(directory, f"histories-{backend}.json").write_text(json.dumps(counts))
