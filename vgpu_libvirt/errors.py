@@ -26,6 +26,10 @@ class DeviceError(VgpuError):
     """A device that can't be read, or didn't do what it was told."""
 
 
+class FullError(DeviceError):
+    """A parent that has no room for one more mediated device, as its driver says."""
+
+
 class InUseError(VgpuError):
     """A device that some process holds open, or of which that can't be ruled out."""
 

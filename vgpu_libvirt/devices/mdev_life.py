@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 from .. import fs
-from ..errors import DeviceError, InUseError, RewrittenError
+from ..errors import DeviceError, FullError, InUseError, RewrittenError
 from .mdev import (
     UUID,
     device_directory,
@@ -55,7 +55,8 @@ def create(sysfs: str, parent: str, type_id: str, uuid: str, guard: Callable[[],
     """Make an mdev of a type on a parent, and read it back.
 
     GUARD is called right before the write, and raises to stop it.
-    Raises DeviceError; RewrittenError where another of this UUID stands there.
+    Raises DeviceError, FullError where the parent has no room; RewrittenError where another of this
+    UUID stands there.
     """
     _check_uuid(uuid)
     guard()
@@ -68,10 +69,13 @@ def create(sysfs: str, parent: str, type_id: str, uuid: str, guard: Callable[[],
     refusal = _write(path, uuid)
     there = read_mdev(sysfs, uuid)
     if there is None:
-        raise DeviceError(
+        why = (
             f"the driver did not make mdev {uuid} as {type_id} on {parent}: "
-            f"{refusal or 'the write succeeded, but there is none'}" + _room(sysfs, parent, type_id)
+            f"{refusal or 'the write succeeded, but there is none'}"
         )
+        if _is_full(sysfs, parent, type_id):
+            raise FullError(f"{why}; no more of this type fit there now")
+        raise DeviceError(why)
     if rewritten := _other(there, type_id, parent):
         raise rewritten
     if there.error:
@@ -198,13 +202,12 @@ def _check_uuid(uuid: str) -> None:
         raise DeviceError(f"'{uuid}' is no mdev's UUID, which is written in lower case")
 
 
-def _room(sysfs: str, parent: str, type_id: str) -> str:
-    """The driver's word on what still fits, as the end of a sentence; empty where it has none."""
+def _is_full(sysfs: str, parent: str, type_id: str) -> bool:
+    """Whether the driver says that no more of a type fit on a parent."""
     try:
-        available = read_available(sysfs, parent, type_id)
+        return read_available(sysfs, parent, type_id) == 0
     except DeviceError:
-        return ""
-    return "" if available else "; no more of this type fit there now"
+        return False
 
 
 def _write(path: str, text: str) -> str | None:

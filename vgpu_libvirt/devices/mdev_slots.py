@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..address import PciAddress, location
 from ..errors import DeviceError
 from . import mdev
-from .model import Device, Gpu, Inventory, Profile
+from .model import Device, Gpu, Inventory, Profile, location_order
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -65,7 +65,7 @@ def with_awaited(inventory: Inventory, awaited: Iterable[tuple[str, str, Profile
     """INVENTORY with the mediated devices that are yet to be made, each in one of the slots.
 
     AWAITED: their UUIDs, the names of their GPUs, and their profiles. Which slot it will be isn't
-    known; one is taken that could be it.
+    known; the first is taken that could be it, as whoever chose among them did.
     """
     gpus = list(inventory.gpus)
     known = {device.name for device in inventory.devices}
@@ -79,8 +79,11 @@ def with_awaited(inventory: Inventory, awaited: Iterable[tuple[str, str, Profile
 def _awaiting(gpu: Gpu, uuid: str, profile: Profile) -> Gpu:
     slots = [device for device in gpu.devices if device.uuid is None and device.type_id == 0]
     fitting = [slot for slot in slots if slot.listed(profile)]
-    if taken := (fitting or slots)[-1:]:
-        (slot,) = taken
+    if fitting or slots:
+        # Of one parent's, the last: those before it list what could be made besides.
+        slot = min(
+            fitting or slots, key=lambda each: (location_order(each.address), -(each.slot or 0))
+        )
         devices = [device for device in gpu.devices if device != slot]
         devices.append(slot._replace(uuid=uuid))
     else:

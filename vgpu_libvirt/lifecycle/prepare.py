@@ -13,13 +13,13 @@ from ..claims.model import Phase
 from ..devices import backend, profiles
 from ..devices.model import Profile
 from ..domain.match import match
-from ..errors import DeviceError, RefusedError, RequestError, VgpuError
+from ..errors import DeviceError, FullError, RefusedError, RequestError, VgpuError
 from ..revert import Revert
 from . import learn, suitability
 from .release import drop, give_back, keep_visibly
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from ..claims.model import Claim, Qemu
     from ..claims.witnesses import World
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ..domain.model import Domain
     from .context import Context
 
+_MOST_RACES = 100  # for parents of mediated devices, lost to other starts
 _TRIES = 3  # at locking a set of devices that changed while we waited for their locks
 
 
@@ -156,39 +157,56 @@ def _assign(
         drop(start.context, reserved)  # somebody else set that type meanwhile
         reserved = None
     if reserved and device.type_id == reserved.profile.id:
-        return _give(start, wanted, device, reserved.profile, bool(reserved), undo)
+        kept = device, reserved.profile
+        return _give(start, wanted, lambda: kept, True, undo)
     if device.type_id:
         _reset_foreign(start, wanted, device, world)
         device = backend.read_device(paths.sysfs, wanted.device)
     if wanted.is_mdev:
         return _make(start, wanted, later, bool(reserved), undo)
-    profile = _profile(start, wanted, device)
+    there = device, _profile(start, wanted, device)
     start.seen.extend(device.creatable or ())
-    return _give(start, wanted, device, profile, bool(reserved), undo)
+    return _give(start, wanted, lambda: there, bool(reserved), undo)
 
 
 def _make(
     start: Start, wanted: Wanted, later: tuple[Wanted, ...], is_claimed: bool, undo: Revert
 ) -> Claim:
-    """Claim a mediated device and make it where there is room; where that is refused, elsewhere."""
-    from . import parents  # what a start on VFs doesn't pay
+    """Claim a mediated device and make it where there is room; where that is refused, elsewhere.
 
-    refused: dict[str, None] = {}  # parents, in the order in which they were tried
+    That there is room for it on a GPU is its claim's to keep, and on which parent the driver's to
+    say: one that somebody else was faster at didn't refuse.
+    """
+    from .. import survey  # what a start on VFs doesn't pay
+    from . import parents
+
+    tried: list[str] = []  # parents, in their order
+    refused: dict[str, None] = {}
+
+    def choose() -> tuple[Device, Profile]:
+        found = parents.choose(start.context, start.domain, (wanted, *later), refused, host)
+        tried.append(str(found.device.address))
+        return found
+
     failure: VgpuError | None = None
-    for _ in range(trying.MOST_TRIES):
+    for number in range(_MOST_RACES):
+        # Not under the host lock: that takes its time. What is claimed meanwhile is read there.
+        host = survey.look(start.context.config).host
         try:
-            wish = parents.choose(start.context, start.domain, (wanted, *later), refused)
+            return _give(start, wanted, choose, is_claimed or number > 0, undo)
         except RequestError as error:
             failure = failure or error
             break
-        try:
-            return _give(start, wanted, wish.device, wish.profile, is_claimed, undo)
         except DeviceError as error:
+            if len(tried) == number:
+                raise  # nothing was chosen
             failure = error
             if backend.read_type(start.context.config.paths.sysfs, wanted.device):
                 break  # it was made, and is taken back as it is
-            is_claimed = True
-            refused[str(wish.device.address)] = None
+            if not isinstance(error, FullError):
+                refused[tried[-1]] = None
+            if len(refused) == trying.MOST_TRIES:
+                break
     assert failure is not None
     raise trying.with_tried(failure, refused)
 
@@ -196,23 +214,27 @@ def _make(
 def _give(
     start: Start,
     wanted: Wanted,
-    device: Device,
-    profile: Profile,
+    choose: Callable[[], tuple[Device, Profile]],
     is_claimed: bool,
     undo: Revert,
 ) -> Claim:
-    """Claim and program DEVICE, which is free or has PROFILE; IS_CLAIMED: by the domain already."""
+    """Claim and program what CHOOSE says: a device that is free or has that profile.
+
+    It is asked under the host lock, so that what was claimed before bears on what it says.
+    IS_CLAIMED: by the domain already.
+    """
     paths = start.context.config.paths
-    claim = start.new_claim(wanted, device, profile)
-    undo.add(lambda: _take_back(start, claim))
     with locks.host(paths.state, start.context.lock_deadline()):
+        device, profile = choose()
+        claim = start.new_claim(wanted, device, profile)
+        undo.add(lambda: _take_back(start, claim))
         suitability.check_cordons(start.context, start.domain, wanted, device)
         # Model: claim_first
         (store.replace if is_claimed else store.create)(paths.state, claim)
+    guard = start.context.write_guard(wanted.device)
+    params = wanted.request.params
     if device.type_id != profile.id:
         # Model: guard, write, read_back
-        guard = start.context.write_guard(wanted.device)
-        params = wanted.request.params
         backend.program(paths.sysfs, wanted.device, device.address, profile, params, guard)
     if claim.phase is Phase.CLAIMED:
         claim = claim._replace(phase=Phase.CONFIGURED)
