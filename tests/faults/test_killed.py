@@ -16,7 +16,7 @@ import pytest
 from tests.faults import cases, kill
 from tests.faults.cases import CASES, Case
 from tests.faults.kill import Action
-from tests.faults.world import check_nothing_leaked, check_promises, web2
+from tests.faults.world import check_nothing_leaked, check_promises, web1, web2
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -157,6 +157,22 @@ def one_history(
         error.add_note(f"{case.name}: {action}, then {continuation.__name__}; {ended.calls[-3:]}")
         raise
     world.close()
+
+
+@cases.mdevs_alone
+def test_an_mdev_that_was_killed_before_its_parameters_has_them_at_the_next_start(
+    world: World,
+) -> None:
+    """It was to arrive, so what was made of it is still reserved."""
+    guest = web1(*world.gpu(vfs=1), params="frame_rate_limiter=0")
+    is_params = Action(0, "before", "kill", lambda call: call.path.endswith("vgpu_params"))
+    assert kill.run(world, kill.Operation("restore", guest), is_params).status == SIGKILL
+    assert world.types == {guest.devices[0]: 1152}
+    assert world.start(guest).status == 0
+    place = world.sysfs / "bus/mdev/devices" / guest.devices[0]
+    assert (place / "nvidia/vgpu_params").read_text() == "frame_rate_limiter=0\n"
+    world.stop(guest)
+    check_nothing_leaked(world)
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")

@@ -106,7 +106,14 @@ def program(
 
     mdev_life.create(sysfs, str(where), str(profile.id), device, guard)
     if params is not None:
-        mdev_life.set_params(sysfs, device, params, guard)
+        set_params(sysfs, device, params, guard)
+
+
+def set_params(sysfs: str, device: str, params: str, guard: Callable[[], None]) -> None:
+    """Give DEVICE, a mediated one, its `vgpu_params`. As `mdev_life.set_params`."""
+    from . import mdev_life
+
+    mdev_life.set_params(sysfs, device, params, guard)
 
 
 def clear(

@@ -236,6 +236,9 @@ def _give(
     if device.type_id != profile.id:
         # Model: guard, write, read_back
         backend.program(paths.sysfs, wanted.device, device.address, profile, params, guard)
+    elif params is not None:
+        # Whoever made it may have been killed before it had them.
+        backend.set_params(paths.sysfs, wanted.device, params, guard)
     if claim.phase is Phase.CLAIMED:
         claim = claim._replace(phase=Phase.CONFIGURED)
         with locks.host(paths.state, start.context.lock_deadline()):
