@@ -175,6 +175,18 @@ def test_an_mdev_that_was_killed_before_its_parameters_has_them_at_the_next_star
     check_nothing_leaked(world)
 
 
+def test_what_is_reserved_for_another_profile_is_made_anew(world: World) -> None:
+    """The arrival failed, its definition was changed, and it is started before that lapsed."""
+    guest = web1(*world.gpu(vfs=1))
+    assert world.hook("restore", guest.xml).status == 0
+    assert world.types == {guest.devices[0]: 1152}
+    other = guest._replace(profile="NVIDIA L40S-2Q")
+    assert world.start(other).status == 0
+    assert world.types == {guest.devices[0]: 1148}
+    world.stop(other)
+    check_nothing_leaked(world)
+
+
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 @every_case
 def test_the_calls_that_count_are_all_that_the_kernel_sees(

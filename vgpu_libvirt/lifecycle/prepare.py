@@ -109,9 +109,12 @@ def _locked(
 
 
 def _is_reserved_for(claim: Claim, wanted: tuple[Wanted, ...]) -> bool:
-    # One with a QEMU was to be plugged into that one: a leftover, whose death is to be proved.
+    # One with a QEMU was to be plugged into that one: a leftover, whose death is to be proved. One
+    # with another profile than is asked for by now is a leftover too.
     return (claim.phase, claim.qemu) == (Phase.RESERVED, None) and any(
-        (claim.device, claim.alias) == (each.device, each.request.alias) for each in wanted
+        (claim.device, claim.alias) == (each.device, each.request.alias)
+        and profiles.find(each.request.profile, [claim.profile])
+        for each in wanted
     )
 
 
