@@ -30,6 +30,9 @@ REFUSALS = "test_refusals.py::"
 SYNC = "test_sync.py::"
 FORCE = "test_force.py::"
 CORDONS = "test_cordons.py::"
+MDEV_LIFE = "test_mdev_life.py::"
+MDEVS = "../faults/test_mdevs.py::"
+LATE = "../faults/test_late.py::"
 HOTPLUG = "test_hotplug.py::"
 CARVE = "test_carve.py::"
 _LOCKED = (
@@ -83,7 +86,7 @@ GUARDS = [
     Guard(
         "an incomplete list of domains stops releases",
         "claims/liveness.py",
-        "doubts = [*world.domains.problems[:1], *witnesses.unknown]",
+        "doubts = [*unlisted, *witnesses.unknown]",
         "doubts = [*witnesses.unknown]",
         SYNC + "test_an_incomplete_inventory_stops_every_release",
     ),
@@ -153,7 +156,7 @@ GUARDS = [
     Guard(
         "the claim comes first",
         "lifecycle/prepare.py",
-        "(store.replace if reserved else store.create)(paths.state, claim)",
+        "(store.replace if is_claimed else store.create)(paths.state, claim)",
         "pass",
         LIFECYCLE + "test_the_claim_is_on_disk_before_the_first_write",
     ),
@@ -202,7 +205,7 @@ GUARDS = [
     Guard(
         "nor while the list of domains is incomplete",
         "lifecycle/release.py",
-        "if not world.domains.complete:",
+        "if not world.domains.complete and not backend.is_mdev(claim.device):",
         "if False:",
         FORCE + "test_every_other_guard_stands",
     ),
@@ -230,7 +233,7 @@ GUARDS = [
     Guard(
         "a cordon counts under the host lock",
         "lifecycle/prepare.py",
-        "suitability.check_cordons(start.context, start.domain, wanted, device.gpu)",
+        "suitability.check_cordons(start.context, start.domain, wanted, device)",
         "pass",
         CORDONS + "test_a_start_that_passed_the_first_look_meets_the_cordon_under_the_lock",
     ),
@@ -275,6 +278,112 @@ GUARDS = [
         "and not self.is_cordoned(device)",
         "",
         "test_placement.py::test_table",
+    ),
+    Guard(
+        "an mdev is removed only after a look at who has it open",
+        "devices/mdev_life.py",
+        "        try:\n            guard()\n        except InUseError",
+        "        try:\n            pass\n        except InUseError",
+        MDEV_LIFE + "test_removing_is_one_guard_and_one_write",
+    ),
+    Guard(
+        "and only one that is still what was made",
+        "devices/mdev_life.py",
+        "if gpu != expected_gpu or there.type_id not in (None, expected_type):",
+        "if False:",
+        MDEVS + "test_an_mdev_that_somebody_made_anew_is_kept",
+    ),
+    Guard(
+        "and not before its driver had time to",
+        "devices/mdev_life.py",
+        "if time.monotonic() >= not_before:",
+        "if True:",
+        MDEV_LIFE + "test_a_driver_that_removes_it_itself_is_left_to_do_it",
+    ),
+    Guard(
+        "whose time is given where a QEMU had it",
+        "devices/backend.py",
+        'cleans = was_used and kind.startswith("nvidia-")',
+        "cleans = False",
+        "../faults/test_driver.py::test_an_mdev_that_its_driver_removes_itself_is_left_to_it",
+    ),
+    Guard(
+        "no mdev is made over another of its UUID",
+        "devices/mdev_life.py",
+        "if there := read_mdev(sysfs, uuid):\n        if there.error:",
+        "if False and (there := read_mdev(sysfs, uuid)):\n        if there.error:",
+        MDEV_LIFE + "test_nothing_is_made_over_one_that_is_there",
+    ),
+    Guard(
+        "an mdev that nobody claimed is somebody else's",
+        "lifecycle/prepare.py",
+        'if context.config.policy.foreign != "reset":',
+        "if False:",
+        MDEVS + "test_an_mdev_of_its_uuid_that_nobody_claimed_is_left_alone",
+    ),
+    Guard(
+        "a domain has the mdevs of its own name alone",
+        "domain/match.py",
+        "if hostdev.uuid != wanted:",
+        "if False:",
+        MDEVS + "test_another_domains_mdev_is_refused",
+    ),
+    Guard(
+        "and what did not ask has none",
+        "lifecycle/bystander.py",
+        "elif uuid := hostdev.uuid:",
+        "elif False and (uuid := hostdev.uuid):",
+        MDEVS + "test_a_domain_that_did_not_ask_gets_no_others_mdev",
+    ),
+    Guard(
+        "what was claimed since a start looked takes its room",
+        "lifecycle/parents.py",
+        "inventory = mdev_slots.with_awaited(host.inventory, awaited)",
+        "inventory = host.inventory",
+        MDEVS + "test_the_last_room_that_was_claimed_since_a_start_looked_is_not_claimed_again",
+    ),
+    Guard(
+        "a parent that refused is not asked again",
+        "lifecycle/parents.py",
+        "busy=host.busy | there",
+        "busy=host.busy",
+        MDEVS + "test_where_the_driver_refuses_it_is_made_elsewhere",
+    ),
+    Guard(
+        "one at which others were faster has not refused",
+        "lifecycle/prepare.py",
+        "if not isinstance(error, FullError):",
+        "if True:",
+        MDEVS + "test_a_parent_at_which_others_were_faster_has_not_refused",
+    ),
+    Guard(
+        "what a killed arrival left without parameters gets them",
+        "lifecycle/prepare.py",
+        "elif params is not None:",
+        "elif False:",
+        "../faults/test_killed.py::"
+        "test_an_mdev_that_was_killed_before_its_parameters_has_them_at_the_next_start",
+    ),
+    Guard(
+        "what is reserved is for the profile that was asked for then",
+        "lifecycle/prepare.py",
+        "and profiles.find(each.request.profile, [claim.profile])",
+        "",
+        "../faults/test_killed.py::test_what_is_reserved_for_another_profile_is_made_anew",
+    ),
+    Guard(
+        "a late release goes by the id of the claim, not by the name of the mdev",
+        "lifecycle/release.py",
+        "    if standing is None:\n        return\n    claim = standing\n",
+        "    claim = standing or claim\n",
+        LATE + "test_a_release_of_the_start_before_finds_the_device_of_the_next",
+    ),
+    Guard(
+        "and holds the device's lock from its look to its write",
+        "lifecycle/release.py",
+        "with locks.devices(context.config.paths.state, [claim.device], context.lock_deadline()):",
+        "if True:",
+        LATE + "test_nobody_begins_while_a_late_release_is_about_to_write",
     ),
     Guard(
         "a held device lock is somebody at work",
@@ -384,7 +493,18 @@ GUARDS = [
 ]
 
 
-@pytest.mark.parametrize("guard", GUARDS, ids=[guard.what for guard in GUARDS])
+def needs(guard: Guard) -> pytest.MarkDecorator:
+    """What a guard's test can't do without, where that isn't plain Python."""
+    is_simulated = guard.test.startswith("../faults/")
+    missing = os.geteuid() != 0 or not os.access("/dev/fuse", os.R_OK | os.W_OK)
+    return pytest.mark.skipif(
+        is_simulated and missing, reason="only root can mount the simulated driver, on /dev/fuse"
+    )
+
+
+@pytest.mark.parametrize(
+    "guard", [pytest.param(guard, id=guard.what, marks=needs(guard)) for guard in GUARDS]
+)
 def test_without_it_a_test_fails(guard: Guard, tmp_path: Path) -> None:
     for name in ("vgpu_libvirt", "tests", "hooks", "packaging"):
         ignored = shutil.ignore_patterns("__pycache__", "lab", "data/cli")
@@ -410,7 +530,7 @@ def test_without_it_a_test_fails(guard: Guard, tmp_path: Path) -> None:
                     "no:xdist",
                 ),
                 f"--basetemp={tmp_path / 'run'}",
-                f"tests/unit/{guard.test}",
+                os.path.normpath(f"tests/unit/{guard.test}"),
             ],
             cwd=tmp_path,
             env=environment,
