@@ -59,7 +59,7 @@ def begins_to_start(world: World, guest: Guest) -> bool:
     """Whether `prepare` lets GUEST pass; libvirt has it active from then on."""
     passed = world.hook("prepare", guest.xml).status == 0
     if passed:
-        (world.root / STARTING).write_text(json.dumps(guest.vfs))
+        (world.root / STARTING).write_text(json.dumps(guest.devices))
     return passed
 
 

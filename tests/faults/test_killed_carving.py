@@ -162,7 +162,7 @@ def it_is_carved_again(world: World) -> None:
 
 
 def it_is_given_back_again(world: World) -> None:
-    used = {vf for guest in world.running for vf in guest.vfs}
+    used = {vf for guest in world.running for vf in guest.devices}
     kill.run(world, carving.uncarve(world))
     assert set(world.types) == used
     command_is_gone(world)
@@ -269,7 +269,7 @@ def test_a_guest_comes_at_every_step(
             sync_with_libvirt(world)
             check_promises(world)
             for running in world.running:
-                assert {*running.vfs} <= carved(world)
+                assert {*running.devices} <= carved(world)
             carving.is_over(world)
             everything_ends(world)
         except BaseException as error:

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, NamedTuple
 from .. import placement, together
 from ..capacity import narrowed
 from ..choosing import placed_beside
-from ..devices import mdev
+from ..claims import store
+from ..devices import mdev, mdev_slots
 from ..errors import RequestError
-from ..survey import look, nodes_of
+from ..survey import nodes_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from ..capacity import Host
     from ..devices.model import Device, Profile
     from ..domain.match import Wanted
     from ..domain.model import Domain
@@ -29,19 +31,29 @@ class Parent(NamedTuple):
 
 
 def choose(
-    context: Context, domain: Domain, wanted: Sequence[Wanted], refused: Collection[str]
+    context: Context,
+    domain: Domain,
+    wanted: Sequence[Wanted],
+    refused: Collection[str],
+    host: Host,
 ) -> Parent:
     """Where to make the first of WANTED, so that the others, mediated too, find room beside it.
 
-    What DOMAIN asks for besides is where it is. On none of the parents in REFUSED. Raises
-    RequestError, with the reason for each GPU.
+    HOST was looked at before; what has been claimed since counts, if the caller holds the host
+    lock. What DOMAIN asks for besides is where it is. On none of the parents in REFUSED. Raises
+    RequestError, with the reason for each GPU; StoreError.
     """
-    host = look(context.config).host
+    claims = store.read_all(context.config.paths.state)
     # What is only reserved for them is theirs.
     ours = {each.device for each in wanted}
-    claims = {name: one for name, one in host.claims.readable.items() if name not in ours}
-    slots = {d.name for d in host.inventory.devices if d.is_mdev and str(d.address) in refused}
-    host = host._replace(claims=host.claims._replace(readable=claims), busy=host.busy | slots)
+    others = {name: one for name, one in claims.readable.items() if name not in ours}
+    awaited = ((each.device, each.gpu, each.profile) for each in others.values())
+    inventory = mdev_slots.with_awaited(host.inventory, awaited)
+    # By where they are: what stands for one that is claimed already has its name, not a slot's.
+    there = {d.name for d in inventory.devices if d.is_mdev and str(d.address) in refused}
+    host = host._replace(
+        inventory=inventory, claims=claims._replace(readable=others), busy=host.busy | there
+    )
     company = placed_beside(domain, {each.request.alias for each in wanted}, host)
     company = company._replace(nodes=nodes_of(context.config, domain))
     host = narrowed(host, (gpu for gpu in host.inventory.gpus if gpu.backend == mdev.BACKEND))
