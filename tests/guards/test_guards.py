@@ -430,8 +430,8 @@ GUARDS = [
     Guard(
         "a cordon counts for a carve under the host lock",
         "lifecycle/carve.py",
-        "if cordon := cordons.first(paths.state, (device.address, device.gpu)):",
-        "if False and (cordon := cordons.first(paths.state, (device.address, device.gpu))):",
+        "if cordon := cordons.first(paths.state, (address, gpu)):",
+        "if False and (cordon := cordons.first(paths.state, (address, gpu))):",
         CARVE + "test_a_cordon_that_comes_in_between_counts_under_the_lock",
     ),
     Guard(

@@ -817,5 +817,5 @@ def test_only_vfs_are_carved(desk: Desk) -> None:
     kind = Type("nvidia-558", "NVIDIA L40S-8Q", "4", None)
     MdevHost(desk.host.root, desk.host.sysfs).parent(mdev_gpu, [kind])
     assert "has no VFs" in desk.fails("carve", "--gpu", mdev_gpu, "L40S-8Q=1")
-    carve(desk)
+    carve(desk, "nvidia-558=2")
     assert carved(desk) == desk.vfs[:2]
