@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
+import time
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 _GAP = 2  # blanks between columns
 # Who reads our output through a pipe gets whole sentences on a line.
@@ -30,6 +34,28 @@ def show(lines: Iterable[Text]) -> None:
     if not console.encoding.lower().startswith("utf"):
         text = text.replace("…", "...")
     click.echo(text, color=console.is_terminal or None)
+
+
+def watch(lines: Callable[[], list[Text]], seconds: float) -> None:
+    """Show what LINES gives, in place on a terminal, and elsewhere below each other; until Ctrl-C.
+
+    What the terminal has no room for ends in an ellipsis.
+    """
+    console = Console(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        again(lambda: show([*lines(), Text()]), seconds)
+        return
+    with Live(console=console, auto_refresh=False) as live:
+        again(lambda: live.update(Group(*lines()), refresh=True), seconds)
+
+
+def again(show_it: Callable[[], None], seconds: float) -> None:
+    """Call SHOW_IT now and every SECONDS, until Ctrl-C."""
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            show_it()
+            sys.stdout.flush()
+            time.sleep(seconds)
 
 
 def show_json(value: object) -> None:

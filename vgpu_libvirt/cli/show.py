@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.text import Text
@@ -38,6 +38,7 @@ _VERDICT_STYLES = {
     liveness.State.UNKNOWN: "yellow",
     liveness.State.DEAD: "red",
 }
+_WATCH = 2.0  # seconds
 _NO_GPU = "This host has no GPU with VFs that can become vGPUs."
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
@@ -46,12 +47,32 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, 
 @click.command("list", short_help="Show every GPU, its devices, and whose they are.")
 @json_option
 @click.option("--all", "show_all", is_flag=True, help="A row for each free device, too.")
-def list_(as_json: bool, show_all: bool) -> None:
+@click.option(
+    "--watch",
+    type=click.FloatRange(0.1),
+    is_flag=False,
+    flag_value=_WATCH,
+    metavar="[SECONDS]",
+    help=f"Show it again every SECONDS ({_WATCH:g}), until Ctrl-C.",
+)
+def list_(as_json: bool, show_all: bool, watch: float | None) -> None:
     """Show every GPU and its devices: what is on each, and whose it is."""
+    if watch and not as_json:
+        output.watch(lambda: _list_lines(show_all), watch)
+    elif watch:
+        output.again(lambda: output.show_json(_list_json()), watch)
+    elif as_json:
+        output.show_json(_list_json())
+    else:
+        output.show(_list_lines(show_all))
+
+
+def _list_json() -> dict[str, Any]:
+    return report.status_json(report.build(look(config.load())))
+
+
+def _list_lines(show_all: bool) -> list[Text]:
     found = report.build(look(config.load()))
-    if as_json:
-        output.show_json(report.status_json(found))
-        return
     tables = [[_device_cells(run) for run in _runs(gpu, show_all)] for gpu in found.gpus]
     widths = output.widths(_DEVICES, (row for rows in tables for row in rows))
     lines: list[Text] = []
@@ -59,7 +80,7 @@ def list_(as_json: bool, show_all: bool) -> None:
         lines += [Text()] if lines else []
         lines += [_gpu_line(gpu), *_cordon_line(gpu)]
         lines += output.table(_DEVICES, rows, widths, indent=2)
-    output.show([*(lines or [Text(_NO_GPU)]), *output.problems(found.problems)])
+    return [*(lines or [Text(_NO_GPU)]), *output.problems(found.problems)]
 
 
 @click.command(short_help="Show what could be started now, and where.")
