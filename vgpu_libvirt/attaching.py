@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import choosing, libvirt_api, placement, sides, together, trying
+from . import choosing, journal, libvirt_api, placement, sides, together, trying
 from .claims import store
 from .domain.match import Wanted
 from .errors import LibvirtError, RequestError, StoreError, VgpuError
@@ -144,7 +144,9 @@ def plug_by(
                 break
             refused[choice.device.name] = None
     assert failure is not None
-    raise trying.with_tried(failure, refused)
+    told = trying.with_tried(failure, refused)
+    journal.refused(config.paths, "attach", sides.parsed(both[-1]), told)
+    raise told
 
 
 def _plug(

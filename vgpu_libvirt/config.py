@@ -25,7 +25,7 @@ _QUOTES = str.maketrans("", "", "\"'")
 
 
 class Paths(NamedTuple):
-    """Directories, without a trailing slash."""
+    """Directories, without a trailing slash; and sockets."""
 
     sysfs: str = "/sys"
     proc: str = "/proc"
@@ -35,6 +35,8 @@ class Paths(NamedTuple):
     libvirt_run: str = "/run/libvirt"
     libvirt_etc: str = "/etc/libvirt"
     systemd: str = "/run/systemd/system"  # is there where systemd is the host's init
+    journal: str = "/run/systemd/journal/socket"  # where decisions are told
+    syslog: str = "/dev/log"  # and where there is no journal
 
 
 class Policy(NamedTuple):

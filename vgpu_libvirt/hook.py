@@ -9,6 +9,7 @@ needs and no more, and never libvirt: a hook that calls libvirt deadlocks.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -16,13 +17,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from .domain.model import NAMESPACE
 from .domain.read import parse_domain
-from .errors import DomainXmlError, VgpuError
+from .errors import DomainXmlError, VgpuError, kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import BinaryIO, TextIO
 
-    from .config import Paths
+    from .config import Config, Paths
     from .domain.model import Domain
     from .lifecycle.context import Context
 
@@ -66,6 +67,14 @@ class Outcome(NamedTuple):
     answer: bytes = b""  # the document in the place of the one that was read; empty: as it was
 
 
+class Refusal(NamedTuple):
+    """Of whom an operation was refused, and why: as errors.kind names it, and as a sentence."""
+
+    domain: Domain | None
+    reason: str
+    sentence: str
+
+
 class Caller(NamedTuple):
     """How we were run: by what environment, and as which program; none: by no installed one."""
 
@@ -104,8 +113,11 @@ def main(
 
 
 def _domain_changes(operation: str, document: bytes, streams: Streams, caller: Caller) -> int:
+    began = time.monotonic()
     asks = NAMESPACE.encode() in document
     outcome = Outcome()
+    domain = paths = None
+    reason = ""
     try:
         domain = _read(document)
         asks = domain.asks
@@ -115,22 +127,44 @@ def _domain_changes(operation: str, document: bytes, streams: Streams, caller: C
             and not any(h.address or h.uuid for h in domain.hostdevs)
         ):
             return DONE
-        outcome = _run(operation, domain, document, caller)
+        settings = _settings(caller.environment)
+        paths = settings.paths
+        outcome = _run(operation, domain, document, settings, caller)
         refused = outcome.harm is not None
+        reason = "hostdev"  # that a domain has without a request for it
         if outcome.answer:
             streams.stdout.write(outcome.answer)
             streams.stdout.flush()
     except VgpuError as error:
         outcome = Outcome([str(error)])
         refused = operation in MAY_REFUSE and asks
+        reason = kind(error)
     except Exception as error:  # a bug of ours must end in a sentence, and must not kill a guest
         outcome = Outcome([_bug(error)])
         refused = operation in MAY_REFUSE and asks
-    for problem in [*outcome.problems, *([outcome.harm] if outcome.harm else [])]:
+        reason = kind(error)
+    said = [*outcome.problems, *([outcome.harm] if outcome.harm else [])]
+    for problem in said:
         _tell(streams.stderr, problem)
+    if paths and (asks or refused):
+        seconds = time.monotonic() - began
+        refusal = Refusal(domain, reason, "; ".join(said)) if refused else None
+        with contextlib.suppress(Exception):  # what is told of it must not decide it
+            _record(paths, operation, seconds, refusal)
     if not refused:
         return DONE
     return REFUSED if asks else REFUSED_BYSTANDER
+
+
+def _record(paths: Paths, operation: str, seconds: float, refusal: Refusal | None) -> None:
+    """Count the operation, and tell the host's journal that it was refused."""
+    from . import counts
+
+    counts.note_hook(paths, operation, seconds, refusal.reason if refusal else counts.DONE)
+    if refusal:
+        from . import events, journal
+
+        journal.tell(paths, events.refusal(*refusal))
 
 
 def _daemon_starts(stderr: TextIO, caller: Caller) -> int:
@@ -139,7 +173,7 @@ def _daemon_starts(stderr: TextIO, caller: Caller) -> int:
     A sync is asked for, which points the definitions once libvirt serves.
     """
     try:
-        context = _context(caller.environment)
+        context = _context(_settings(caller.environment), caller.environment)
         if context.daemon is None:
             return DONE  # another of libvirt's daemons, which has no domains
         from . import marks, sync
@@ -179,13 +213,20 @@ def _bug(error: Exception) -> str:
     return f"internal error, please report it: {type(error).__name__}: {error}"
 
 
-def _context(environment: Mapping[str, str], domain_uuid: str | None = None) -> Context:
-    """Whose hook we are. Raises ConfigError."""
+def _settings(environment: Mapping[str, str]) -> Config:
+    """The configuration. Raises ConfigError."""
     from . import config
+
+    return config.load(environment)
+
+
+def _context(
+    settings: Config, environment: Mapping[str, str], domain_uuid: str | None = None
+) -> Context:
+    """Whose hook we are."""
     from .claims.processes import daemon_above
     from .lifecycle.context import Context
 
-    settings = config.load(environment)
     parent = environment.get(PARENT_VARIABLE, "")
     pid = int(parent) if parent.isascii() and parent.isdigit() else os.getppid()
     return Context(settings, daemon_above(settings.paths.proc, pid), domain_uuid)
@@ -198,13 +239,15 @@ def _read(document: bytes) -> Domain:
         raise DomainXmlError("the domain's XML is not in UTF-8") from error
 
 
-def _run(operation: str, domain: Domain, document: bytes, caller: Caller) -> Outcome:
+def _run(
+    operation: str, domain: Domain, document: bytes, settings: Config, caller: Caller
+) -> Outcome:
     """Do OPERATION for DOMAIN, as DOCUMENT describes it.
 
     Raises VgpuError to refuse a domain that asks. What changes claims, or was refused because of
     them, asks for a sync, so that the next start works.
     """
-    context = _context(caller.environment, domain.uuid)
+    context = _context(settings, caller.environment, domain.uuid)
     try:
         if operation in ("prepare", "start"):
             return Outcome(harm=_begin(operation, context, domain))
@@ -249,10 +292,10 @@ def _arrive(context: Context, domain: Domain, document: bytes) -> bytes:
 
 def _sync_is_wanted(option: str, stderr: TextIO, caller: Caller) -> int:
     """Ask for a sync, or run those that were asked for."""
-    from . import config, trigger, worker
+    from . import trigger, worker
 
     try:
-        paths = config.load(caller.environment).paths
+        paths = _settings(caller.environment).paths
         if option == WANT_OPTION:
             trigger.ask(paths)
         else:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from . import reasons
 from .capacity import cleared, narrowed, startable, use_of
 from .devices import numa, profiles
-from .errors import RequestError
+from .errors import NoRoomError, RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,7 +97,7 @@ def choose(
     ranking = rank(profile, request, policy, host, company)
     if ranking.candidates:
         return ranking.devices[0]
-    raise RequestError(f"no device for {profile.short_name}: {'; '.join(ranking.reasons)}; {HINT}")
+    raise NoRoomError(f"no device for {profile.short_name}: {'; '.join(ranking.reasons)}; {HINT}")
 
 
 def rank(

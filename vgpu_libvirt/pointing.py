@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import choosing, edits, libvirt_api, repoint, starting, unfinished
+from . import choosing, edits, events, journal, libvirt_api, repoint, starting, unfinished
 from .devices import numa
 from .domain import edit
 from .domain.model import NAMESPACE
@@ -81,6 +81,9 @@ def point(config: Config, connection: Any, dry_run: bool = False) -> Outcome:
         try:
             if dry_run or _make(config, connection, move, notes):
                 done.append(_told(move))
+                if not dry_run:
+                    owner = move.domain.uuid, move.domain.name, move.alias
+                    journal.tell(config.paths, events.repointed(*owner, move.came, move.place))
         except (DomainXmlError, LibvirtError, LockTimeoutError, StoreError) as error:
             problems.append(str(error))
     return Outcome(tuple(done), (*problems, *plan.problems), seen, tuple(notes))

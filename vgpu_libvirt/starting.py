@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from . import choosing, edits, libvirt_api, trying, unfinished
+from . import choosing, edits, events, journal, libvirt_api, trying, unfinished
 from .claims import store
 from .claims.liveness import Answer, State
 from .domain import edit
@@ -125,6 +125,9 @@ class _Defined:
                 change = _edit(self.definition, place)
                 note = edits.apply(self._config.paths.state, self.definition, change)
                 self.notes += [note] if note else []
+                owner = self.definition.uuid, self.definition.name, place.request.alias
+                event = events.repointed(*owner, place.came, place)
+                journal.tell(self._config.paths, event)
         self._create(self.definition)
 
 
@@ -157,7 +160,9 @@ def try_devices(
         else:
             return places, claims
     assert failure is not None
-    raise trying.with_tried(failure, refused)
+    told = trying.with_tried(failure, refused)
+    journal.refused(config.paths, "start", domain, told)
+    raise told
 
 
 def startable(config: Config, connection: Any, uuid: str) -> tuple[Definition, Context]:

@@ -87,6 +87,8 @@ def _settle(
     verdict = context.judge(claim, world)
     if verdict.state is not State.DEAD:
         is_doubtful = verdict.state is State.UNKNOWN or claim.error is not None
+        if is_doubtful and not dry_run:
+            context.tell("kept", claim, verdict.why)
         return Kept(claim.device, verdict.said_of(claim), is_doubtful)
     if dry_run:
         return None
@@ -98,6 +100,7 @@ def _settle(
     except LockTimeoutError:
         return Kept(claim.device, "somebody is at work on it just now", False)
     except KeptError as error:
+        context.tell("kept", claim, str(error))
         return Kept(claim.device, str(error), True)
     except VgpuError as error:
         hindered = keep_visibly(context, claim, str(error))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from . import placement
 from .capacity import cleared
-from .errors import RequestError
+from .errors import NoRoomError
 from .placement import ALONE, Placed
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def place(
     if found is None:
         for wish in wishes:  # one that has no device whatever the others take is told alone
             placement.choose(wish.profile, wish.request, policy, host, company)
-        raise RequestError(search.failure)
+        raise NoRoomError(search.failure)
     return tuple(found[number] for number in range(len(wishes)))
 
 

@@ -52,6 +52,7 @@ class Host:
         (self.sysfs / "bus/pci/devices").mkdir(parents=True)
         self.write(self.proc / "sys/kernel/random/boot_id", BOOT + "\n")
         self.write(self.proc / "net/unix", "Num RefCount Protocol Flags Type St Inode Path\n")
+        self.write(Path(self.paths.journal), "")  # there, and listening no more: lines are lost
         self.process(1, "systemd", start=1)
         self.process(LIBVIRTD, "libvirtd", start=4242)
         self.policy = Policy(lock_timeout=5.0, release_timeout=0.3)

@@ -49,6 +49,8 @@ def test_the_defaults() -> None:
         "/run/libvirt",
         "/etc/libvirt",
         "/run/systemd/system",
+        "/run/systemd/journal/socket",
+        "/dev/log",
     )
     assert Policy() == ("spread", "keep", (), 20.0, 5.0, 60.0)
 
@@ -77,6 +79,8 @@ def test_every_key(file: Path) -> None:
         libvirt_run = "/r/libvirt"
         libvirt_etc = "/r/etc//"
         systemd = "/r/systemd"
+        journal = "/r/journal"
+        syslog = "/r/log"
         [libvirt]
         uri = "test:///default"
         [policy]
@@ -89,7 +93,16 @@ def test_every_key(file: Path) -> None:
         """,
     )
     assert config.paths == Paths(
-        "/r/sys", "/r/proc", "/r/dev", "/r/state", "/r/run", "/r/libvirt", "/r/etc", "/r/systemd"
+        "/r/sys",
+        "/r/proc",
+        "/r/dev",
+        "/r/state",
+        "/r/run",
+        "/r/libvirt",
+        "/r/etc",
+        "/r/systemd",
+        "/r/journal",
+        "/r/log",
     )
     assert config.uri == "test:///default"
     exclude = (PciAddress(0, 0x3D, 0, 0), PciAddress(0x10001, 0x80, 5, 0))

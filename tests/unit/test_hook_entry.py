@@ -300,8 +300,9 @@ def test_an_ordinary_user_gets_a_sentence_too() -> None:
 # --- what the process loads ---
 
 NEVER = {
-    *("asyncio", "click", "dataclasses", "filelock", "inspect", "libvirt", "lxml", "psutil"),
-    *("pathlib", "rich", "shutil", "socket", "subprocess", "tempfile", "threading", "urllib"),
+    *("asyncio", "click", "dataclasses", "filelock", "inspect", "libvirt", "logging", "lxml"),
+    *("pathlib", "prometheus_client", "psutil", "rich", "shutil", "socket", "subprocess"),
+    *("syslog", "tempfile", "threading", "urllib"),
 }
 LOADED = """
 import atexit, os

@@ -9,11 +9,22 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 from rich.text import Text
 
-from .. import autostart, config, fs, libvirt_api, pointing, report, sync, trigger, until_quiet
+from .. import (
+    autostart,
+    config,
+    counts,
+    fs,
+    libvirt_api,
+    pointing,
+    report,
+    sync,
+    trigger,
+    until_quiet,
+)
 from ..claims import locks, processes, store, witnesses
 from ..claims.liveness import Answer, State
 from ..claims.model import Phase
-from ..errors import KeptError, LibvirtError, VgpuError
+from ..errors import CountsError, KeptError, LibvirtError, VgpuError
 from ..lifecycle import learn
 from ..lifecycle.context import Context
 from ..lifecycle.release import force_hindered_by, give_back, keep_visibly
@@ -22,6 +33,7 @@ from . import complete, output, rights
 from .show import json_option
 
 if TYPE_CHECKING:
+    from ..claims.model import Claim
     from ..config import Config
     from ..survey import Survey
 
@@ -47,6 +59,7 @@ def sync_(as_json: bool, dry_run: bool, files_only: bool, wait: bool) -> None:
     Hostdevs of definitions that ask for a vGPU are pointed at devices that can serve them now, and
     domains are started that libvirt's autostart could not. Looks again until nothing has changed.
     """
+    began = time.monotonic()
     settings = config.load()
     if not dry_run:
         rights.check_root(settings.paths, "give devices back and point definitions")
@@ -70,6 +83,8 @@ def sync_(as_json: bool, dry_run: bool, files_only: bool, wait: bool) -> None:
     problems = list(dict.fromkeys(told))
     if not dry_run and (hindered := learn.from_inventory(settings, seen.host.inventory)):
         problems += [] if hindered in problems else [hindered]
+    if not dry_run:
+        problems += _count(settings, done, len(problems), time.monotonic() - began)
     if as_json:
         output.show_json({**_json(done), "problems": problems})
         return
@@ -108,10 +123,10 @@ def release(device: str, force: bool, dry_run: bool) -> None:
     if verdict.state is not State.DEAD:
         hindrance = force_hindered_by(claim, verdict, world)
         if force and hindrance:
-            raise KeptError(f"{claim.device} is kept: {verdict.said_of(claim)}{hindrance}")
+            raise _kept(context, claim, f"{verdict.said_of(claim)}{hindrance}", dry_run)
         if not force:
             hint = "" if hindrance else "; if you know that it is gone, use --force"
-            raise KeptError(f"{claim.device} is kept: {verdict.said_of(claim)}{hint}")
+            raise _kept(context, claim, f"{verdict.said_of(claim)}{hint}", dry_run)
     if dry_run:
         click.echo(f"{claim.device} would be given back: {verdict.said_of(claim)}.")
         return
@@ -125,6 +140,13 @@ def release(device: str, force: bool, dry_run: bool) -> None:
         raise KeptError("; ".join([f"{claim.device} is kept: {error}", *hindered])) from error
     trigger.touch(settings.paths)
     click.echo(f"{claim.device} was given back: {verdict.said_of(claim)}.")
+
+
+def _kept(context: Context, claim: Claim, why: str, dry_run: bool) -> KeptError:
+    """The error that says that CLAIM stands, which is told to the journal too."""
+    if not dry_run:
+        context.tell("kept", claim, why)
+    return KeptError(f"{claim.device} is kept: {why}")
 
 
 class _Done(NamedTuple):
@@ -206,6 +228,17 @@ def _let_group_ask(settings: Config) -> list[str]:
             f"members of group {trigger.GROUP} can't ask for a sync: {settings.paths.runtime}: "
             f"{fs.reason(error)}"
         ]
+    return []
+
+
+def _count(settings: Config, done: _Done, problems: int, seconds: float) -> list[str]:
+    """Count what was done, for `metrics`, and add up what hooks have counted; why it can't be."""
+    numbers = len(done.released), len(done.kept), len(done.repointed), problems
+    counts.note_sync(settings.paths, counts.Sync(time.time(), seconds, *numbers))
+    try:
+        counts.fold(settings.paths)
+    except CountsError as error:
+        return [str(error)]
     return []
 
 

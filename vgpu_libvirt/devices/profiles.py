@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..errors import RequestError
+from ..errors import NoRoomError, RequestError
 from .model import distinct
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def resolve(
     possible = f"it could be given {listed(creatable)}" if creatable else "it can be given nothing"
     known, neighbours = known_on_host(), neighbours_of()
     if found := find(wanted, known.profiles):
-        raise RequestError(
+        raise NoRoomError(
             f"{device.name} can't be given {found[0].name} now, since its GPU {device.gpu} "
             f"{neighbours or 'does not offer it'}; {possible} now"
         )

@@ -70,6 +70,8 @@ def carve(config: Config, pieces: Sequence[Piece]) -> tuple[Claim, ...]:
                 with locks.host(state, context.lock_deadline()):
                     for claim in carved:
                         store.replace(state, claim)
+        for claim in carved:
+            context.tell("carved", claim, "the administrator said so")
     except VgpuError as error:
         raise type(error)("; ".join([str(error), *left])) from error
     learn.from_lists(config.paths, [p for each in pieces for p in each.device.creatable or ()])
@@ -114,7 +116,7 @@ def _take_back(context: Context, claim: Claim, left: list[str]) -> None:
         if standing and standing.claim_id == claim.claim_id and standing.phase is Phase.CARVED:
             left.append(f"{claim.device} is carved; 'virt-vgpu uncarve' gives it back")
         elif vendor_vfio.read_current(paths.sysfs, PciAddress.parse(claim.device)) == 0:
-            drop(context, claim)
+            drop(context, claim, "not all that was to be carved could be")
         else:
             give_back(context, claim, context.release_deadline(), start_is_over=True)
     except VgpuError as error:

@@ -79,6 +79,13 @@ class Context(NamedTuple):
             namespaces=processes.namespaces(proc),
         )
 
+    def tell(self, decision: str, claim: Claim, evidence: str) -> None:
+        """Tell the host's journal what was decided about CLAIM, and why. Never fails."""
+        from .. import events, journal  # which a bystander doesn't pay for
+
+        event = events.of_claim(events.Decision(decision), claim, evidence)
+        journal.tell(self.config.paths, event)
+
     def known(self) -> Catalogue:
         """Every profile that the host can name: in a list, in the catalogue, or in a claim.
 

@@ -13,7 +13,15 @@ from ..claims.model import Phase
 from ..devices import backend, profiles
 from ..devices.model import Profile
 from ..domain.match import match
-from ..errors import DeviceError, FullError, RefusedError, RequestError, VgpuError
+from ..errors import (
+    DeviceError,
+    ForeignError,
+    FullError,
+    OwnedError,
+    RefusedError,
+    RequestError,
+    VgpuError,
+)
 from ..revert import Revert
 from . import learn, suitability
 from .release import drop, give_back, keep_visibly
@@ -157,7 +165,7 @@ def _assign(
     if device.error and (device.type_id is None or device.creatable is None):
         raise DeviceError(f"{device.name} can't be used: {device.error}")
     if device.type_id and reserved and reserved.is_mere_reservation:
-        drop(start.context, reserved)  # somebody else set that type meanwhile
+        drop(start.context, reserved, f"somebody else set type {device.type_id} meanwhile")
         reserved = None
     if reserved and device.type_id == reserved.profile.id:
         kept = device, reserved.profile
@@ -234,6 +242,8 @@ def _give(
         suitability.check_cordons(start.context, start.domain, wanted, device)
         # Model: claim_first
         (store.replace if is_claimed else store.create)(paths.state, claim)
+    came = "instead of what it had reserved" if is_claimed else "nobody had it"
+    start.context.tell("reserved" if start.reserves else "claimed", claim, came)
     guard = start.context.write_guard(wanted.device)
     params = wanted.request.params
     if device.type_id != profile.id:
@@ -246,6 +256,7 @@ def _give(
         claim = claim._replace(phase=Phase.CONFIGURED)
         with locks.host(paths.state, start.context.lock_deadline()):
             store.replace(paths.state, claim)
+    start.context.tell("configured", claim, f"it reads back type {profile.id}")
     return claim
 
 
@@ -267,7 +278,7 @@ def _make_way(start: Start, wanted: Wanted, world: World) -> Claim | None:
                 f"{wanted.device} still has the vGPU of {claim.owner}, which is dead: {error}"
             ) from error
         return None
-    raise RefusedError(
+    raise OwnedError(
         f"{wanted.device} belongs to {claim.owner}: {verdict.evidence[0]}; run 'virt-vgpu sync', "
         f"which points the hostdev '{wanted.request.alias}' of domain '{start.domain.name}' at "
         "another VF if there is one, then start it again (a snapshot names its own: 'virsh "
@@ -281,12 +292,12 @@ def _reset_foreign(start: Start, wanted: Wanted, device: Device, world: World) -
     paths = context.config.paths
     if context.config.policy.foreign != "reset":
         how = "write 1 to its 'remove'" if device.is_mdev else "write 0 to its current_vgpu_type"
-        raise RefusedError(
+        raise ForeignError(
             f"{device.name} has type {device.type_id}, which vgpu-libvirt didn't set; if nobody "
             f'uses it, {how}, or set foreign = "reset" in [policy]'
         )
     if not world.domains.complete:
-        raise RefusedError(
+        raise ForeignError(
             f"{device.name} has type {device.type_id}, which vgpu-libvirt didn't set, and whether "
             f"a domain uses it can't be told: {world.domains.problems[0]}"
         )
@@ -300,8 +311,9 @@ def _reset_foreign(start: Start, wanted: Wanted, device: Device, world: World) -
     try:
         guard = context.write_guard(device.name)
         backend.clear(paths.sysfs, device.name, claim.gpu, old, guard, start.deadline)
+        context.tell("foreign-reset", claim, f"nobody claimed or used its type {old.id}")
     finally:
-        drop(context, claim)
+        drop(context, claim, "it was claimed only to be cleared")
 
 
 def _profile(start: Start, wanted: Wanted, device: Device) -> Profile:
@@ -326,7 +338,7 @@ def _take_back(start: Start, claim: Claim) -> None:
     try:
         # No QEMU can have come of a start that is still in its first hook: ours.
         if backend.read_type(sysfs, claim.device) == 0:
-            drop(context, claim)
+            drop(context, claim, "its start failed before it was programmed")
         else:
             give_back(context, claim, start.deadline, start_is_over=True)
     except VgpuError as error:

@@ -87,7 +87,7 @@ def give_back(
             may_be_in_use=True,
             was_used=claim.qemu is not None or (was_given and not start_is_over),
         )
-    drop(context, claim)  # Model: drop
+    drop(context, claim, verdict.why)  # Model: drop
 
 
 def _force_guard(context: Context, claim: Claim) -> Callable[[], None]:
@@ -127,13 +127,18 @@ def force_hindered_by(claim: Claim, verdict: Verdict, world: World) -> str:
     return ""
 
 
-def drop(context: Context, claim: Claim) -> None:
-    """Remove CLAIM if it is still the one in the store. The caller holds the device's lock."""
+def drop(context: Context, claim: Claim, why: str) -> None:
+    """Remove CLAIM if it is still the one in the store, and tell WHY.
+
+    The caller holds the device's lock.
+    """
     state = context.config.paths.state
     with locks.host(state, context.lock_deadline()):
-        current = store.read(state, claim.device)
-        if current and current.claim_id == claim.claim_id:
+        current = _standing(context, claim)
+        if current:
             store.drop(state, claim.device)
+    if current:
+        context.tell("lapsed" if current.phase is Phase.RESERVED else "released", current, why)
 
 
 def keep_visibly(context: Context, claim: Claim, why: str) -> list[str]:
@@ -147,13 +152,15 @@ def keep_visibly(context: Context, claim: Claim, why: str) -> list[str]:
     state = context.config.paths.state
     try:
         with locks.host(state, context.lock_deadline()):
-            current = store.read(state, claim.device)
-            if current and current.claim_id == claim.claim_id:
+            current = _standing(context, claim)
+            if current:
                 stays = current.is_mere_reservation or current.phase is Phase.CARVED
                 phase = current.phase if stays else Phase.RELEASE_PENDING
                 store.replace(state, current._replace(phase=phase, error=why))
     except VgpuError as error:
         return [str(error)]
+    if current and (current.phase, current.error) != (phase, why):  # not what was told before
+        context.tell("release-pending" if phase is Phase.RELEASE_PENDING else "kept", current, why)
     return []
 
 

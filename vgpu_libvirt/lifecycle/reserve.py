@@ -13,7 +13,7 @@ from ..claims import locks, store, witnesses
 from ..claims.liveness import State
 from ..claims.model import Phase
 from ..devices import backend
-from ..errors import RefusedError, VgpuError
+from ..errors import OwnedError, RefusedError, VgpuError
 from ..revert import Revert
 from . import suitability
 from .release import drop, give_back
@@ -67,7 +67,7 @@ def unreserve(context: Context, claims: Iterable[Claim]) -> list[str]:
                 if current is None or current.claim_id != claim.claim_id:
                     continue
                 if current.is_mere_reservation:
-                    drop(context, current)
+                    drop(context, current, "the start that it was for failed")
                 else:
                     give_back(context, current, context.release_deadline())
         except VgpuError as error:
@@ -90,6 +90,7 @@ def _reserve(context: Context, domain: Domain, wish: Wish, made: list[Claim]) ->
     with locks.host(paths.state, context.lock_deadline()):
         suitability.check_cordons(context, domain, wanted, wish.device)
         (store.replace if earlier else store.create)(paths.state, claim)
+    context.tell("reserved", claim, "for a start to come")
 
 
 def _make_way(context: Context, domain: Domain, wish: Wish, world: World) -> Claim | None:
@@ -104,7 +105,7 @@ def _make_way(context: Context, domain: Domain, wish: Wish, world: World) -> Cla
         return claim
     verdict = context.judge(claim, world)
     if verdict.state is not State.DEAD:
-        raise RefusedError(f"{claim.device} belongs to {claim.owner}, which is {verdict}")
+        raise OwnedError(f"{claim.device} belongs to {claim.owner}, which is {verdict}")
     try:
         give_back(context, claim, context.release_deadline())
     except VgpuError as error:
@@ -118,4 +119,4 @@ def _forget(context: Context, claims: Iterable[Claim]) -> None:
     """Drop claims whose devices' locks are held; one that can't be dropped lapses."""
     for claim in claims:
         with contextlib.suppress(VgpuError):
-            drop(context, claim)
+            drop(context, claim, "not all that its start needs could be reserved")

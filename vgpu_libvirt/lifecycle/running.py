@@ -117,8 +117,10 @@ def _adopt(context: Context, domain: Domain, wanted: Wanted, live: LiveDomain) -
     adopted = _with_qemu(claim, live)._replace(phase=Phase.RUNNING, adopted=True)
     with locks.host(paths.state, context.lock_deadline()):
         now = inventory.live_domain(paths, domain.name, domain.uuid)
-        if now and now.process == live.process and wanted.device in now.devices:
-            store.create(paths.state, adopted)
+        if not now or now.process != live.process or wanted.device not in now.devices:
+            return
+        store.create(paths.state, adopted)
+    context.tell("adopted", adopted, f"libvirt has it running as process {live.process.pid}")
 
 
 def _name_of(wanted: Wanted, current: int | str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..address import PciAddress
 from ..claims import cordons
 from ..devices import numa, vendor_vfio
-from ..errors import RefusedError, RequestError
+from ..errors import CordonedError, OpenError, RequestError
 
 if TYPE_CHECKING:
     from ..address import Location
@@ -66,7 +66,7 @@ def _check_cordons(
     targets = [each for each in places if isinstance(each, PciAddress)]
     if cordon := cordons.first(context.config.paths.state, targets):
         of_gpu = f" of GPU {gpu}" if cordon.target == gpu else ""
-        raise RefusedError(
+        raise CordonedError(
             f"the hostdev '{wanted.request.alias}' of domain '{domain.name}' "
             f"{'would be made on' if wanted.is_mdev else 'points at'} {place}{of_gpu}, which is "
             f"cordoned ({cordon.label}); "
@@ -85,7 +85,7 @@ def check_unused(context: Context, domain: Domain, wanted: Wanted, world: World)
             if wanted.is_mdev
             else (f"point {where} at another VF")
         )
-        raise RefusedError(
+        raise OpenError(
             f"{wanted.device} is in use by the running domain '{user.name}' ({user.uuid}); {how}"
         )
     context.write_guard(wanted.device, world.handles)()
