@@ -194,7 +194,7 @@ def _daemon_starts(stderr: TextIO, caller: Caller) -> int:
 def _daemon_reloads(stderr: TextIO, caller: Caller) -> int:
     """Note that a daemon has looked for its hooks anew."""
     try:
-        context = _context(caller.environment)
+        context = _context(_settings(caller.environment), caller.environment)
         if context.daemon is not None:
             from . import marks
 

@@ -25,6 +25,7 @@ _VERBS = {
     "profiles": "show:profiles",
     "status": "show:status",
     "doctor": "doctor:doctor",
+    "metrics": "metrics:metrics_",
     "attach": "attach:attach",
     "detach": "detach:detach",
     "start": "start:start",
