@@ -89,7 +89,7 @@ class LargeHost:
         self.running = [Guest(n, by_turns[n]) for n in range(size.running)]
         last = size.running + size.inactive
         self.inactive = [Guest(n, by_turns[n]) for n in range(size.running, last)]
-        self.free = by_turns[last]
+        self.free = by_turns[last:]
         for row in vfs:
             for vf in row:
                 self.host.set_list(vf, _BESIDE)
@@ -111,9 +111,9 @@ class LargeHost:
         for guest in self.inactive:
             self.host.write(self.definitions / f"{guest.name}.xml", guest.document())
 
-    def newcomer(self) -> Guest:
-        """A domain that isn't defined, at a VF that nobody has."""
-        return Guest(self.size.running + self.size.inactive, self.free)
+    def newcomers(self) -> list[Guest]:
+        """Domains that aren't defined, each at a VF that nobody has."""
+        return [Guest(n, vf) for n, vf in enumerate(self.free, len(self.running + self.inactive))]
 
     def _run(self, guest: Guest) -> str:
         """Have GUEST run; return its rows of <proc>/net/unix."""

@@ -57,7 +57,7 @@ class Commands:
         self.rest = LargeHost(root / "rest", size)
         self.late = LargeHost(root / "late", size)
         self.late.point_at_taken(MOVES)
-        self.newcomer = self.rest.newcomer()
+        self.newcomer = self.rest.newcomers()[0]
         self.entry = str(entry_point(root))
 
     def bare(self) -> Time:

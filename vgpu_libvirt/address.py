@@ -4,18 +4,14 @@
 from __future__ import annotations
 
 import functools
-import re
-from typing import NamedTuple
 
+from . import sets
 from .errors import AddressError
+from .records import NamedTuple
 
-# Domains of more than four digits are real: Intel VMD numbers its own from 0x10000.
-_TEXT = re.compile(
-    r"(?P<domain>[0-9a-f]{4,8}):(?P<bus>[0-9a-f]{2}):(?P<slot>[0-9a-f]{2})\.(?P<function>[0-7])",
-    re.IGNORECASE | re.ASCII,
-)
+_C_BLANKS = " \t\n\r\f\v"
 # Python refuses to convert thousands of digits, by another exception than ours.
-_C_NUMBER = re.compile(r"\s*\+?(0[xX][0-9a-fA-F]{1,32}|[0-9]{1,32})", re.ASCII)
+_MOST_DIGITS = 32
 
 
 class PciAddress(NamedTuple):
@@ -35,9 +31,15 @@ class PciAddress(NamedTuple):
 
         Raises AddressError for anything else.
         """
-        match = _TEXT.fullmatch(text.strip())
-        address = cls(*(int(part, 16) for part in match.groups())) if match else None
-        if address is None or address.slot > 0x1F:
+        domain, _, rest = text.strip().partition(":")
+        bus, _, rest = rest.partition(":")
+        slot, _, function = rest.partition(".")
+        # Domains of more than four digits are real: Intel VMD numbers its own from 0x10000.
+        lengths = 4 <= len(domain) <= 8 and (len(bus), len(slot), len(function)) == (2, 2, 1)
+        address = None
+        if lengths and sets.is_hex(domain + bus + slot + function):
+            address = cls(int(domain, 16), int(bus, 16), int(slot, 16), int(function, 16))
+        if address is None or address.slot > 0x1F or address.function > 7:
             raise AddressError(
                 f"'{text}' is not a PCI address; write it as 0000:3d:00.4, domain included"
             )
@@ -94,12 +96,12 @@ def _text_of(address: PciAddress) -> str:
 
 def _c_number(text: str) -> int | None:
     """What strtoul(3) makes of TEXT in base 0, as libvirt calls it; None where it refuses."""
-    match = _C_NUMBER.fullmatch(text)
-    if not match:
+    text = text.lstrip(_C_BLANKS).removeprefix("+")
+    if text[:2] in ("0x", "0X"):
+        digits = text[2:]
+        return int(digits, 16) if len(digits) <= _MOST_DIGITS and sets.is_hex(digits) else None
+    if len(text) > _MOST_DIGITS or not sets.is_decimal(text):
         return None
-    text = match[1]
-    if text[:2].lower() == "0x":
-        return int(text, 16)
     if text[0] == "0" and len(text) > 1:
         return int(text, 8) if not set(text) & {"8", "9"} else None
     return int(text)

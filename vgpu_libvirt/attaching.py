@@ -8,18 +8,19 @@ plug it in. Whoever is killed in between leaves a claim that lapses, or that `sy
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import choosing, journal, libvirt_api, placement, sides, together, trying
 from .claims import store
 from .domain.match import Wanted
 from .errors import LibvirtError, RequestError, StoreError, VgpuError
 from .lifecycle import hotplug
+from .records import TYPE_CHECKING, NamedTuple
 from .revert import Revert
 from .survey import look, nodes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import Any
 
     from .address import Location
     from .capacity import Host

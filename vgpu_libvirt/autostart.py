@@ -7,13 +7,14 @@ once, and none that runs by now or doesn't start at boot.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
-
 from . import fs, libvirt_api, refused, starting
 from .claims import processes
 from .errors import VgpuError
+from .records import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from .config import Config
     from .libvirt_api import Definition
 

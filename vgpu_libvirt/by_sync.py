@@ -8,14 +8,16 @@ is kept for it meanwhile: who is late is refused by the hook, with a sentence.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
 
 from . import fs, libvirt_api, starting, trigger
 from .domain.read import parse_domain
 from .errors import RequestError, RightsError, VgpuError
+from .records import TYPE_CHECKING
 from .starting import Started
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from .config import Config
     from .libvirt_api import Definition
 

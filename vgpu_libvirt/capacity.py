@@ -9,11 +9,11 @@ not programmed yet, and none says how often a profile fits; that is worked out h
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
 
 from .devices import cards, catalogue, profiles
 from .devices.catalogue import Catalogue
 from .devices.model import Profile
+from .records import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

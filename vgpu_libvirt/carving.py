@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
-
 from . import placement, together
 from .capacity import narrowed
 from .claims.model import Phase
@@ -12,6 +10,7 @@ from .devices import vendor_vfio
 from .domain.model import Request
 from .errors import RequestError
 from .lifecycle.carve import Piece
+from .records import TYPE_CHECKING, NamedTuple
 from .together import Wish
 
 if TYPE_CHECKING:

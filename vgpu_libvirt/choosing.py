@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
-
 from . import placement, together
 from .capacity import cleared, narrowed
 from .devices import backend, mdev
@@ -12,6 +10,7 @@ from .devices.mdev_life import mdev_uuid
 from .domain.read import parse_domain
 from .errors import DomainXmlError, RequestError
 from .placement import Company, Placed
+from .records import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator

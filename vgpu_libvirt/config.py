@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import fs
 from .address import PciAddress
 from .errors import AddressError, ConfigError
+from .records import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from typing import Any
 
 VARIABLE = "VGPU_LIBVIRT_CONFIG"
 DEFAULT_FILE = "/etc/vgpu-libvirt/config.toml"

@@ -8,7 +8,6 @@ it given back, by us or by a later `sync`.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 from . import edits, libvirt_api, sides
 from .claims import store
@@ -17,6 +16,7 @@ from .domain.read import parse_domain
 from .errors import ClaimUnreadableError, KeptError, LibvirtError
 from .lifecycle import hotplug
 from .lifecycle.context import Context
+from .records import TYPE_CHECKING
 from .revert import Revert
 from .unfinished import Edit
 

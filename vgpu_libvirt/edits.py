@@ -15,15 +15,16 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from typing import TYPE_CHECKING, Any
 
 from . import libvirt_api, unfinished
 from .claims import locks
 from .domain import edit
 from .errors import DomainXmlError, LibvirtError, LockTimeoutError, StoreError, VgpuError
+from .records import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from typing import Any
 
     from .config import Config
     from .libvirt_api import Definition

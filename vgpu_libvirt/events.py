@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+
+from .records import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from .choosing import Place

@@ -13,11 +13,11 @@ import contextlib
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, NamedTuple
 
 from .domain.model import NAMESPACE
 from .domain.read import parse_domain
 from .errors import DomainXmlError, VgpuError, kind
+from .records import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

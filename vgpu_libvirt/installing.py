@@ -14,12 +14,12 @@ import stat
 import sys
 import sysconfig
 from enum import Enum, auto
-from typing import TYPE_CHECKING, NamedTuple
 
 from . import fs
 from .claims import processes
 from .config import BIN, HOOK_NAME, TMPFILES, UNITS
 from .errors import InstallError
+from .records import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -8,10 +8,10 @@ line. A hook says nothing on stderr instead, which libvirt shows as the reason o
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from . import events
 from .errors import kind
+from .records import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable

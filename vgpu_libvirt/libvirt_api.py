@@ -11,7 +11,6 @@ import contextlib
 import re
 import threading
 import uuid
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import libvirt
 
@@ -20,11 +19,14 @@ from .domain import edit
 from .domain.model import NAMESPACE, PREFIX
 from .domain.read import parse_domain
 from .errors import DomainXmlError, LibvirtError
+from .records import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from typing import Any, TypeVar
 
-_T = TypeVar("_T")
+    _T = TypeVar("_T")
+
 # How our hook begins a sentence; libvirt shows it at the end of much else.
 _HOOK = re.compile(r"vgpu-libvirt: (.+)")
 # What QEMU says where a guest has been asked already to let a device go.

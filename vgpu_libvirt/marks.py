@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from typing import TYPE_CHECKING
 
 from . import fs
 from .claims import processes
 from .claims.model import Process
 from .claims.processes import Presence
 from .config import HOOK_NAME
+from .records import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -4,17 +4,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import counts
+from . import totals as counted
 from .claims.model import Phase
+from .records import TYPE_CHECKING, NamedTuple
 from .report import State
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import Any
 
-    from .counts import Totals
     from .report import Capacity, Report
+    from .totals import Totals
 
 PREFIX = "vgpu_libvirt_"
 
@@ -162,7 +163,7 @@ def _durations(sums: dict[str, float]) -> list[Sample]:
     for operation in sorted(key.split()[1] for key in sums if key.startswith("seconds ")):
         labels = {"operation": operation}
         number = 0.0
-        for bound in (*map(str, counts.BUCKETS), "+Inf"):
+        for bound in (*map(str, counted.BUCKETS), "+Inf"):
             number += sums.get(f"hooks {operation} {bound}", 0)
             found.append(Sample({**labels, "le": bound}, number, "_bucket"))
         found.append(Sample(labels, number, "_count"))

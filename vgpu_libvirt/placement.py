@@ -7,12 +7,12 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import TYPE_CHECKING, NamedTuple
 
 from . import reasons
 from .capacity import cleared, narrowed, startable, use_of
 from .devices import numa, profiles
 from .errors import NoRoomError, RequestError
+from .records import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,19 +7,20 @@ choice was made: what others edit meanwhile stays, and the next look sees it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
-
 from . import choosing, edits, events, journal, libvirt_api, repoint, starting, unfinished
 from .devices import numa
 from .domain import edit
 from .domain.model import NAMESPACE
 from .domain.read import parse_domain
 from .errors import DeviceError, DomainXmlError, LibvirtError, LockTimeoutError, StoreError
+from .records import TYPE_CHECKING, NamedTuple
 from .repoint import Wanting
 from .survey import look
 from .unfinished import Edit
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from .choosing import Place
     from .config import Config
     from .domain.model import Domain

@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from .capacity import use_of
 from .devices import cards, mdev
 from .devices.model import distinct
+from .records import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .capacity import GpuUse, Host

@@ -11,9 +11,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from typing import TYPE_CHECKING
 
 from . import fs, marks
+from .records import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

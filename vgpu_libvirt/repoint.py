@@ -9,7 +9,6 @@ other definitions only where there are more of these than devices.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
 
 from . import choosing
 from .capacity import cleared, narrowed
@@ -17,6 +16,7 @@ from .claims.model import Phase
 from .devices import backend, mdev
 from .devices.mdev_life import mdev_uuid
 from .errors import RequestError
+from .records import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence, Set

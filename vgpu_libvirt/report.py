@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import capacity
 from .claims import liveness
 from .claims.model import Phase
 from .devices.model import Profile, distinct, location_order, profile_order
 from .lifecycle.carve import is_to_renew
+from .records import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import Any
 
     from .address import Location
     from .claims.cordons import Cordon

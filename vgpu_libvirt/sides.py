@@ -6,12 +6,11 @@ What is changed on one is undone where a later change fails; what can't be undon
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from . import libvirt_api
 from .domain import edit
 from .domain.read import parse_domain
 from .errors import DomainXmlError, LibvirtError, RequestError
+from .records import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .address import Location

@@ -7,7 +7,7 @@ A reservation keeps the device for exactly this start. No lock is held while lib
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Protocol
 
 from . import choosing, edits, events, journal, libvirt_api, trying, unfinished
 from .claims import store
@@ -18,12 +18,14 @@ from .domain.read import parse_domain
 from .errors import LibvirtError, RequestError, StoreError, VgpuError
 from .lifecycle.context import Context
 from .lifecycle.reserve import Wish, reserve, unreserve
+from .records import TYPE_CHECKING, NamedTuple
 from .revert import Revert
 from .survey import look, nodes_of
 from .unfinished import Edit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
     from .capacity import Host
     from .choosing import Place

@@ -6,8 +6,6 @@ It takes no lock, writes nothing, and never asks libvirt; what can't be read bec
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
-
 from .address import PciAddress
 from .capacity import host
 from .claims import cordons, store, witnesses
@@ -17,6 +15,7 @@ from .devices import backend, catalogue, hardware, mdev_slots, numa, vendor_vfio
 from .devices.catalogue import Catalogue
 from .errors import CatalogueError, DeviceError, StoreError, VgpuError
 from .lifecycle.context import Context
+from .records import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from .capacity import Host

@@ -8,7 +8,6 @@ of hooks, and idempotent. With an empty store it adopts, and never clears.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, NamedTuple
 
 from .claims import inventory, locks, store, witnesses
 from .claims.liveness import State
@@ -16,6 +15,7 @@ from .errors import KeptError, LockTimeoutError, VgpuError
 from .lifecycle.carve import is_to_renew, note_failure, renew
 from .lifecycle.release import give_back, keep_visibly
 from .lifecycle.running import adopt, as_running
+from .records import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from .claims.inventory import LiveDomains

@@ -7,12 +7,12 @@ Each choice narrows the next, so a wish that finds nothing left has an earlier o
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
 
 from . import placement
 from .capacity import cleared
 from .errors import NoRoomError
 from .placement import ALONE, Placed
+from .records import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Sequence

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING
 
 from .errors import StoreError
+from .records import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .config import Paths

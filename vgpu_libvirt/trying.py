@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING
+
+from .records import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -17,6 +17,8 @@ MOST_TRIES = 4  # devices that may refuse; each may cost a whole start of QEMU
 
 def names(error: VgpuError, device: str) -> bool:
     """Whether a sentence is about DEVICE, so that another may do better."""
+    import re  # which a start that goes well does without
+
     return bool(re.search(rf"(?<![0-9a-f]){re.escape(device)}\b", str(error)))
 
 

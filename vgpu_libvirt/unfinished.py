@@ -12,11 +12,11 @@ import errno
 import json
 import os
 import time
-from typing import TYPE_CHECKING, NamedTuple
 
 from . import fs
 from .claims import locks
 from .errors import LockTimeoutError, StoreError
+from .records import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -7,9 +7,8 @@ it, and so has a sync of its own.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
-
 from . import fs, trigger
+from .records import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -257,7 +257,8 @@ class Counter:
         original = getattr(module, name)
 
         def call(*arguments: Any, **options: Any) -> Any:
-            if self.is_off:
+            # What is below an open directory is a process's: of <proc>, where nothing counts.
+            if self.is_off or "dir_fd" in options:
                 return original(*arguments, **options)
             return how(original, name, *arguments, **options)
 
@@ -287,7 +288,7 @@ class Counter:
         return self._make(Call(name, where, detail), original, file, *more)
 
     def _listdir(self, original: Callable[..., Any], name: str, path: Any) -> Any:
-        where = relative(self.roots, path)
+        where = None if isinstance(path, int) else relative(self.roots, path)
         if where is None:
             return original(path)
         names = self._make(Call("open", where, "directory"), original, path)

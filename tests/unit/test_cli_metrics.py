@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.unit.host import LIBVIRTD, web1, web2
-from vgpu_libvirt import counts
+from vgpu_libvirt import counts, totals
 from vgpu_libvirt.cli.main import main
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def test_buckets_are_cumulated(host: Host) -> None:
         counts.note_hook(host.paths, "release", seconds, counts.DONE)
     found = read(call(host, "metrics").stdout)
     series = found["hook_duration_seconds_bucket"]
-    numbers = [series[(bound, "release")] for bound in (*map(str, counts.BUCKETS), "+Inf")]
+    numbers = [series[(bound, "release")] for bound in (*map(str, totals.BUCKETS), "+Inf")]
     assert numbers == [1, 3, 3, 3, 3, 3, 3, 3, 4, 4, 5]
     assert found["hook_duration_seconds_sum"] == {("release",): pytest.approx(63.045)}
 

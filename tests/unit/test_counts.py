@@ -12,9 +12,10 @@ import pytest
 
 from tests.unit.host import domain_xml, web1, web2
 from tests.unit.support import child, directory_for_all, nobody
-from vgpu_libvirt import counts, fs
-from vgpu_libvirt.counts import Sync, Totals
+from vgpu_libvirt import counts, fs, totals
+from vgpu_libvirt.counts import Sync
 from vgpu_libvirt.errors import CountsError
+from vgpu_libvirt.totals import Totals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,7 +70,7 @@ def hook(operation: str, seconds: str, result: str = "done") -> str:
 
 
 def test_lines_add_up() -> None:
-    totals = counts.added(
+    found = totals.added(
         NOTHING,
         [
             hook("prepare", "0.0099"),
@@ -82,8 +83,8 @@ def test_lines_add_up() -> None:
             "sync 1790000300.5 0.25 0 3 0 1",
         ],
     )
-    assert totals.last == Sync(1790000300.5, 0.25, 0, 3, 0, 1)
-    assert totals.sums == {
+    assert found.last == Sync(1790000300.5, 0.25, 0, 3, 0, 1)
+    assert found.sums == {
         "hooks prepare 0.01": 2,
         "hooks prepare 0.025": 1,
         "hooks prepare +Inf": 1,
@@ -119,17 +120,17 @@ def test_lines_add_up() -> None:
     ],
 )
 def test_a_line_that_was_torn_is_passed_over(line: str) -> None:
-    assert counts.added(NOTHING, [line]) == NOTHING
+    assert totals.added(NOTHING, [line]) == NOTHING
 
 
 def test_folding_changes_nothing_of_what_is_read(host: Host) -> None:
     for number in range(3):
         counts.note_hook(host.paths, "prepare", 0.1, counts.DONE)
         counts.note_refusal(host.paths, "start", "claimed")
-        before = counts.read(host.paths)
+        before = totals.read(host.paths)
         assert before.sums["refused start claimed"] == number + 1
-        counts.fold(host.paths)
-        assert counts.read(host.paths)._replace(folded=0) == before._replace(folded=0)
+        totals.fold(host.paths)
+        assert totals.read(host.paths)._replace(folded=0) == before._replace(folded=0)
         assert lines(host) == []
     names = sorted(os.listdir(Path(host.paths.runtime) / "counts"))
     assert names == ["lock", "new", "totals"], "and nothing is left that would grow"
@@ -137,7 +138,7 @@ def test_folding_changes_nothing_of_what_is_read(host: Host) -> None:
 
 FOLD = """
 import os, sys
-from vgpu_libvirt import counts
+from vgpu_libvirt import totals
 from vgpu_libvirt.config import Paths
 left = int(sys.argv[2])
 def counted(call):
@@ -150,7 +151,7 @@ def counted(call):
     return made
 for name in ("open", "rename", "unlink", "mkdir", "write", "fsync"):
     setattr(os, name, counted(getattr(os, name)))
-counts.fold(Paths(runtime=sys.argv[1]))
+totals.fold(Paths(runtime=sys.argv[1]))
 print("done")
 """
 
@@ -162,26 +163,26 @@ def test_killed_at_any_step_it_counts_nothing_twice_and_loses_nothing(host: Host
         expected += 1
         with child(FOLD, host.paths.runtime, str(step)) as process:
             ended = process.first_line == "done"
-        assert counts.read(host.paths).sums["refused start claimed"] == expected, step
+        assert totals.read(host.paths).sums["refused start claimed"] == expected, step
         if ended:
             break
     assert step > 8
-    counts.fold(host.paths)
-    assert counts.read(host.paths).sums == {"refused start claimed": expected}
+    totals.fold(host.paths)
+    assert totals.read(host.paths).sums == {"refused start claimed": expected}
 
 
 def test_two_at_once_fold_once(host: Host) -> None:
     counts.note_refusal(host.paths, "start", "claimed")
-    counts.fold(host.paths)
+    totals.fold(host.paths)
     counts.note_refusal(host.paths, "start", "claimed")
     hold = (
         "import fcntl, os, sys\nfd = os.open(sys.argv[1], os.O_RDWR)\n"
         "fcntl.flock(fd, fcntl.LOCK_EX)\nprint(1, flush=True)\nsys.stdin.read()\n"
     )
     with child(hold, f"{host.paths.runtime}/counts/lock"):
-        counts.fold(host.paths)
+        totals.fold(host.paths)
         assert len(lines(host)) == 1
-        assert counts.read(host.paths).sums == {"refused start claimed": 2}
+        assert totals.read(host.paths).sums == {"refused start claimed": 2}
 
 
 def test_without_any_sync_it_grows_to_a_limit(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,9 +243,9 @@ def test_a_full_disk_is_nothing_to_a_hook(host: Host, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"sums": 1}', '{"sums": {"a": "b"}}', "\0"])
 def test_sums_that_cannot_be_read_are_said(host: Host, text: str) -> None:
-    counts.fold(host.paths)
+    totals.fold(host.paths)
     path = host.write(Path(host.paths.runtime) / "counts/totals", text)
-    for work in (counts.read, counts.fold):
+    for work in (totals.read, totals.fold):
         with pytest.raises(CountsError, match=f"^the counts in {path} can't be read: not what we"):
             work(host.paths)
 
@@ -255,13 +256,13 @@ def test_who_may_not_write_there_can_read_them() -> None:
     with directory_for_all() as directory:
         host = Host(directory / "host")
         counts.note_refusal(host.paths, "start", "claimed")
-        counts.fold(host.paths)
+        totals.fold(host.paths)
         counts.note_refusal(host.paths, "start", "claimed")
         with nobody():
             counts.note_refusal(host.paths, "start", "claimed")
-            assert counts.read(host.paths).sums == {"refused start claimed": 2}
+            assert totals.read(host.paths).sums == {"refused start claimed": 2}
             with pytest.raises(CountsError, match="permission denied"):
-                counts.fold(host.paths)
+                totals.fold(host.paths)
 
 
 def test_what_is_folded_while_it_is_read_is_read_once(
@@ -275,9 +276,9 @@ def test_what_is_folded_while_it_is_read_is_read_once(
         nonlocal folded
         if path.endswith("/lines.1") and not folded:
             folded = True
-            counts.fold(host.paths)
+            totals.fold(host.paths)
         return read_text(path, *arguments, **keywords)
 
     monkeypatch.setattr(fs, "read_text", fold_meanwhile)
-    assert counts.read(host.paths).sums == {"refused start claimed": 1}
+    assert totals.read(host.paths).sums == {"refused start claimed": 1}
     assert folded

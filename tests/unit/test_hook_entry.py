@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.unit.host import LIBVIRTD, WEB2, Host, domain_xml, entry_point, web1, web2
+from bench.installed import install
+from tests.unit.host import LIBVIRTD, WEB1, WEB2, Host, domain_xml, entry_point, web1, web2
 from tests.unit.support import VF, directory_for_all, nobody, python
 from vgpu_libvirt import hook
 from vgpu_libvirt.claims import store
@@ -347,6 +348,32 @@ def test_a_host_without_a_configuration_file_does_not_pay_for_toml(
     assert "tomllib" not in modules
 
 
+def test_and_without_one_a_start_and_a_stop_load_neither_typing_nor_regular_expressions(
+    host: Host, tmp_path: Path
+) -> None:
+    """They are half of a hook's time. tomllib, for a configuration, needs both."""
+    vf = host.gpu()[0]
+    note = "import atexit, sys\natexit.register(lambda: print(*sorted(sys.modules)))\n"
+    entry = install(tmp_path / "installed", host.paths, note)
+    for operation in ("prepare", "start", "started", "stopped", "release"):
+        if operation == "started":
+            host.run_domain("web1", WEB1, 4001, web1(vf))
+        if operation == "release":
+            host.end_domain("web1", 4001)
+        done = subprocess.run(
+            [entry, "web1", operation, "begin", "-"],
+            input=web1(vf),
+            text=True,
+            capture_output=True,
+            env={"PATH": os.environ["PATH"], "VGPU_LIBVIRT_PARENT": str(LIBVIRTD)},
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        modules = set(done.stdout.split())
+        assert "vgpu_libvirt.hook" in modules
+        assert modules & {*NEVER, "json", "re", "tomllib", "typing"} == set()
+    assert host.claim(vf) is None
+
+
 @pytest.mark.promise(6)
 @pytest.mark.parametrize("operation", MAY_REFUSE)
 def test_a_bystander_pays_for_neither_json_nor_what_writes(
@@ -372,6 +399,7 @@ def test_a_bystander_without_a_pci_hostdev_is_let_go_at_once(
         "vgpu_libvirt.domain.read",
         "vgpu_libvirt.errors",
         "vgpu_libvirt.hook",
+        "vgpu_libvirt.records",
         "vgpu_libvirt.sets",
     }
 

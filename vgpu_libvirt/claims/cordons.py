@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .. import fs
+from .. import fs, jsons
 from ..address import PciAddress
 from ..errors import AddressError, CordonError
+from ..records import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import Any
 
 VERSION = 1
 _SUFFIX = ".json"
@@ -101,11 +102,9 @@ def first(state: str, targets: Iterable[PciAddress]) -> Cordon | None:
 
 def write(state: str, cordon: Cordon) -> None:
     """Cordon a target, or write anew who does it and why. Raises CordonError."""
-    import json
-
     data = {"version": VERSION, **cordon._asdict(), "target": str(cordon.target)}
     try:
-        text = json.dumps(data, indent=1) + "\n"
+        text = jsons.dumps(data) + "\n"
         fs.replace(_path(state, cordon.target), text, f"{state}/tmp")
     except OSError as error:
         raise _unwritable(cordon.target, state, error) from error
@@ -137,10 +136,8 @@ def _unwritable(target: PciAddress, state: str, error: OSError) -> CordonError:
 
 
 def _parse(text: str, target: PciAddress) -> Cordon:
-    import json
-
     try:
-        data: Any = json.loads(text)
+        data: Any = jsons.loads(text)
     except (ValueError, RecursionError) as error:
         raise CordonError(f"not valid JSON ({error})") from error
     if not isinstance(data, dict) or data.keys() != {"version", *Cordon._fields}:

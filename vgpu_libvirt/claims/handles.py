@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import os
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
 
 from .. import fs
+from ..records import TYPE_CHECKING, NamedTuple
 from .processes import VANISHED
 
 if TYPE_CHECKING:
@@ -64,15 +64,32 @@ def _scan_files(
     """Note the VFIO files and SOCKETS of one task; whether it showed any file at all."""
     directory = f"{process}/fd"
     try:
-        names = os.listdir(directory)
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            return _scan_links(directory, fd, pid, sockets, holders, unknown)
+        finally:
+            os.close(fd)
     except VANISHED:
         return False
     except OSError as error:
         unknown.append(f"{directory} can't be read: {fs.reason(error)}")
         return True
+
+
+def _scan_links(
+    directory: str,
+    fd: int,
+    pid: int,
+    sockets: frozenset[str],
+    holders: dict[str, set[int]],
+    unknown: list[str],
+) -> bool:
+    """As `_scan_files`, of the DIRECTORY that is open as FD. Raises OSError."""
+    names = os.listdir(fd)
     for name in names:
         try:
-            target = os.readlink(f"{directory}/{name}")
+            # By FD: a large host has a hundred thousand, and a sixth of the time is the way there.
+            target = os.readlink(name, dir_fd=fd)
         except VANISHED:
             continue
         except OSError as error:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import TYPE_CHECKING, NamedTuple
 
 from .. import fs
+from ..address import PciAddress
 from ..domain import read
-from ..errors import DomainXmlError
+from ..errors import AddressError, DomainXmlError
+from ..records import TYPE_CHECKING, NamedTuple
 from . import processes
 from .model import Process
 from .processes import VANISHED
@@ -67,8 +68,40 @@ class LiveDomains(_Listed):
         return {name: domain for domain in reversed(self.domains) for name in domain.devices}
 
 
-def live_domains(paths: Paths) -> LiveDomains:
-    """Read all status files. No directory: no domains."""
+class Only(NamedTuple):
+    """Which domains are wanted: who has one of DEVICES, and who is UUID.
+
+    With WHOLE it also matters whether the list is complete, so whether all others can be read.
+    """
+
+    devices: frozenset[str]
+    uuid: str = ""
+    whole: bool = False
+
+    def may_be_in(self, text: str) -> bool:
+        """Whether the status file TEXT may be of such a domain; libvirt writes it, always alike."""
+        return bool(self.uuid and self.uuid in text) or any(map(text.__contains__, self._spelt))
+
+    @property
+    def _spelt(self) -> tuple[str, ...]:
+        return tuple(map(_spelt, sorted(self.devices)))
+
+
+@functools.lru_cache(maxsize=64)  # asked for with every file
+def _spelt(device: str) -> str:
+    """DEVICE as the status file of a domain that has it names it."""
+    try:
+        address = PciAddress.parse(device)
+    except AddressError:
+        return device  # the UUID of a mediated device
+    return " ".join(f"{name}='{value}'" for name, value in address.to_xml().items())
+
+
+def live_domains(paths: Paths, only: Only | None = None) -> LiveDomains:
+    """Read all status files. No directory: no domains.
+
+    ONLY: others than these are not in it. A large host has a thousand, and hooks read them all.
+    """
     directory = f"{paths.libvirt_run}/qemu"
     domains = []
     problems = []
@@ -83,7 +116,7 @@ def live_domains(paths: Paths) -> LiveDomains:
             continue
         path = f"{directory}/{name}"
         try:
-            domain = _live(paths, path)
+            domain = _live(paths, path, only)
         except FileNotFoundError:
             continue  # it ended while we looked
         except OSError as error:
@@ -106,8 +139,11 @@ def live_domain(paths: Paths, name: str, uuid: str) -> LiveDomain | None:
     return found if found and found.uuid == uuid else live_domains(paths).by_uuid(uuid)
 
 
-def _live(paths: Paths, path: str) -> LiveDomain | None:
-    status = read.parse_status(fs.read_text(path))
+def _live(paths: Paths, path: str, only: Only | None = None) -> LiveDomain | None:
+    text = fs.read_text(path)
+    if only and not only.may_be_in(text) and (not only.whole or read.is_status(text)):
+        return None
+    status = read.parse_status(text)
     domain = status.domain
     if status.pid is None:
         raise DomainXmlError("it names no process")

@@ -8,9 +8,9 @@ sync, the command line and rollback all come here.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
 
 from ..devices.backend import is_mdev
+from ..records import TYPE_CHECKING, NamedTuple
 from .model import Phase
 from .processes import Presence
 from .witnesses import monitor_of

@@ -21,10 +21,10 @@ import contextlib
 import fcntl
 import os
 import time
-from typing import TYPE_CHECKING
 
 from .. import fs
 from ..errors import LockTimeoutError, StoreError
+from ..records import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -3,24 +3,21 @@
 
 from __future__ import annotations
 
-import re
 from enum import StrEnum
-from typing import Any, NamedTuple
 
+from .. import jsons, sets
+from ..address import PciAddress
 from ..devices.backend import is_mdev
 from ..devices.model import Profile
-from ..errors import ClaimUnreadableError
+from ..errors import AddressError, ClaimUnreadableError
+from ..records import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from typing import Any
 
 VERSION = 1
-# What a device may be called: a PCI address, or the UUID of a mediated device.
-DEVICE_NAME = re.compile(
-    r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}",
-    re.ASCII,
-)
-_IMPOSSIBLE = re.compile("[\0\ud800-\udfff]")  # in JSON they can be written, in a path they can't
 _END_OF_TIME = 1e15  # seconds; any number that no clock shows
 _OF_A_DOMAIN = ("domain_uuid", "domain_name", "alias")
-_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 
 
 class Phase(StrEnum):
@@ -112,11 +109,20 @@ class Claim(NamedTuple):
         return {"version": VERSION, **fields, "profile": self.profile.to_json()}
 
 
+def is_device_name(text: str) -> bool:
+    """Whether a device may be called so: a PCI address, or the UUID of a mediated device."""
+    if sets.is_uuid(text):
+        return True
+    try:
+        PciAddress.parse(text)
+    except AddressError:
+        return False
+    return text == text.strip().lower()
+
+
 def dump(claim: Claim) -> str:
     """The text of CLAIM's file."""
-    import json  # 9 ms that a domain without a vGPU doesn't pay
-
-    return json.dumps(claim.to_json(), indent=1) + "\n"
+    return jsons.dumps(claim.to_json()) + "\n"
 
 
 def parse(text: str, device: str) -> Claim:
@@ -124,10 +130,8 @@ def parse(text: str, device: str) -> Claim:
 
     Strict on purpose: a file that isn't exactly what we write protects its device.
     """
-    import json
-
     try:
-        data = json.loads(text)
+        data = jsons.loads(text)
     except (ValueError, RecursionError) as error:
         raise ClaimUnreadableError(f"not valid JSON ({error})") from error
     if not isinstance(data, dict):
@@ -187,9 +191,17 @@ def _text(data: dict[str, Any], key: str) -> str:
     value = _checked(data[key], key, str)
     if not value:
         raise ClaimUnreadableError(f"wrong in '{key}' (empty)")
-    if _IMPOSSIBLE.search(value):
+    if _is_impossible(value):
         raise ClaimUnreadableError(f"wrong in '{key}' (a character that no name has)")
     return str(value)
+
+
+def _is_impossible(text: str) -> bool:
+    """Whether it has characters that JSON can write, and a path can't have."""
+    try:
+        return "\0" in text or not text.encode()
+    except UnicodeEncodeError:
+        return True
 
 
 def _time(data: dict[str, Any], key: str) -> float:
@@ -215,6 +227,6 @@ def _phase(data: dict[str, Any]) -> Phase:
 
 def _uuid(data: dict[str, Any]) -> str:
     value = _text(data, "domain_uuid")
-    if not _UUID.fullmatch(value):
+    if not sets.is_uuid(value):
         raise ClaimUnreadableError(f"wrong in 'domain_uuid' ({value!r:.60})")
     return value

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import time
 from enum import Enum, auto
-from typing import NamedTuple
 
-from .. import fs
+from .. import fs, sets
+from ..records import NamedTuple
 from .model import Namespaces, Process, Qemu
 
 _DAEMONS = ("libvirtd", "virtqemud")
 _PF_KTHREAD = 0x00200000  # of the flags in stat
-_NAMESPACE = re.compile(r"\w+:\[(\d+)\]", re.ASCII)
 VANISHED = (FileNotFoundError, ProcessLookupError)  # what looking at one that ended raises
 
 
@@ -145,10 +143,11 @@ def namespaces(proc: str) -> Namespaces:
 
 def _namespace(proc: str, kind: str) -> int | None:
     try:
-        match = _NAMESPACE.fullmatch(os.readlink(f"{proc}/self/ns/{kind}"))
+        link = os.readlink(f"{proc}/self/ns/{kind}")  # "pid:[4026531836]"
     except OSError:
         return None
-    return int(match[1]) if match else None
+    _, _, inode = link.partition(":[")
+    return sets.number(inode.removesuffix("]"))
 
 
 def is_daemon(proc: str, pid: int) -> bool:

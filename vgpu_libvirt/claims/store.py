@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, NamedTuple
 
 from .. import fs
 from ..errors import ClaimedError, ClaimUnreadableError, StoreError
+from ..records import TYPE_CHECKING, NamedTuple
 from . import model
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from .model import Claim
 
 _SUFFIX = ".json"
@@ -45,7 +47,7 @@ def read_all(state: str) -> Claims:
     readable, unreadable, problems = {}, {}, []
     for name in _names(directory):
         device = name.removesuffix(_SUFFIX)
-        if device == name or not model.DEVICE_NAME.fullmatch(device):
+        if device == name or not model.is_device_name(device):
             problems.append(f"{directory}/{name} is not a claim; move it elsewhere")
             continue
         try:
@@ -66,17 +68,28 @@ def of_domain(state: str, uuid: str) -> tuple[Claim, ...]:
     whose text has the UUID in it are understood.
     """
     found = []
-    for name in _names(f"{state}/claims"):
+    directory = f"{state}/claims"
+    for name in _names(directory):
         device = name.removesuffix(_SUFFIX)
-        if device == name or not model.DEVICE_NAME.fullmatch(device):
-            continue
         try:
-            text = fs.read_text(_path(state, device))
-            claim = model.parse(text, device) if uuid in text else None
+            text = fs.read_text(f"{directory}/{name}")
+            if uuid not in text or device == name or not model.is_device_name(device):
+                continue
+            claim = model.parse(text, device)
         except (OSError, ClaimUnreadableError):
             continue  # it protects its device, and whoever reads all claims reports it
         if claim and claim.domain_uuid == uuid:
             found.append(claim)
+    return tuple(found)
+
+
+def of_devices(state: str, devices: Iterable[str], uuid: str) -> tuple[Claim, ...]:
+    """The readable claims of one domain on DEVICES, for whoever holds a lock that others want."""
+    found = []
+    for device in sorted(devices):
+        with contextlib.suppress(ClaimUnreadableError):  # as `of_domain`
+            claim = read(state, device)
+            found += [claim] if claim and claim.domain_uuid == uuid else []
     return tuple(found)
 
 

@@ -11,13 +11,12 @@ import errno
 import fcntl
 import functools
 import os
-import re
 import struct
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
 
-from .. import fs
+from .. import fs, sets
 from ..errors import DeviceError
+from ..records import TYPE_CHECKING, NamedTuple
 from . import handles, inventory, processes
 from .processes import Presence
 
@@ -30,12 +29,6 @@ if TYPE_CHECKING:
     from .model import Claim, Namespaces, Process
 
 _LISTENING = 0x10000  # of the flags in <proc>/net/unix; accepted connections share the path
-# Num: RefCount Protocol Flags Type St Inode Path
-_ROW = re.compile(
-    r"^\S+: [0-9A-F]+ [0-9A-F]+ (?P<flags>[0-9A-F]+) [0-9A-F]+ [0-9A-F]+ +(?P<inode>[0-9]+) "
-    r"(?P<path>.+)$",
-    re.ASCII | re.MULTILINE,
-)
 _MONITOR = "/monitor.sock"
 _FLOCK = "hhqqi0q"  # struct flock of 64-bit Linux: type, whence, start, length, pid
 
@@ -88,20 +81,25 @@ class Witnesses(NamedTuple):
     is_anothers_monitor: bool = False  # what listens there is neither its QEMU nor a daemon
 
 
-def look_around(paths: Paths, *daemons: Process | None) -> World:
+def look_around(paths: Paths, *daemons: Process | None, about: Claim | None = None) -> World:
     """Look at the host anew, and before all else at DAEMONS.
 
-    What a daemon that is gone has started shows in what is looked at after it, not before.
+    What a daemon that is gone has started shows in what is looked at after it, not before. Who has
+    what open comes last, since a write may follow. ABOUT: only what bears on that claim is wanted.
     """
     before = {one: processes.presence(paths.proc, one) for one in set(daemons) if one}
     listeners = _listeners(paths.proc)
     monitors = {path: link for path, link in listeners or () if path.endswith(_MONITOR)}
+    only = (
+        inventory.Only(frozenset({about.device}), about.domain_uuid, whole=True) if about else None
+    )
+    domains = inventory.live_domains(paths, only)
     seen = handles.scan(paths.proc, frozenset(monitors.values()))
     return World(
         processes.boot_id(paths.proc),
         processes.since_boot(),
         processes.namespaces(paths.proc),
-        inventory.live_domains(paths),
+        domains,
         seen,
         None if listeners is None else tuple(path for path, _ in listeners),
         {path: seen.sockets.get(link, frozenset()) for path, link in monitors.items()},
@@ -179,12 +177,23 @@ def _listeners(proc: str) -> tuple[tuple[str, str], ...] | None:
         return None
     if not text.startswith("Num "):
         return None  # the kernel's has a header, so this isn't the kernel's
-    # Any user can bind a name with bytes, blanks and newlines in it: what is no row is skipped.
-    return tuple(
-        (row["path"], f"socket:[{row['inode']}]")
-        for row in _ROW.finditer(text)
-        if int(row["flags"], 16) & _LISTENING
-    )
+    return tuple(filter(None, map(_listener, text.split("\n"))))
+
+
+def _listener(row: str) -> tuple[str, str] | None:
+    """Path and link of the socket of one ROW; None where it doesn't listen, or has no path.
+
+    Num: RefCount Protocol Flags Type St Inode Path. Any user can bind a name with bytes, blanks and
+    newlines in it: what is no row is none.
+    """
+    number, _, rest = row.partition(": ")
+    *words, rest = rest.split(" ", 5)
+    inode, _, path = rest.lstrip(" ").partition(" ")
+    if not (path and number and sets.is_decimal(inode) and len(words) == 5):
+        return None
+    if number.split() != [number] or not all(map(sets.is_hex, words)):
+        return None
+    return (path, f"socket:[{inode}]") if int(words[2], 16) & _LISTENING else None
 
 
 def pid_file(paths: Paths, claim: Claim) -> str:

@@ -18,6 +18,7 @@ from .. import (
     pointing,
     report,
     sync,
+    totals,
     trigger,
     until_quiet,
 )
@@ -236,7 +237,7 @@ def _count(settings: Config, done: _Done, problems: int, seconds: float) -> list
     numbers = len(done.released), len(done.kept), len(done.repointed), problems
     counts.note_sync(settings.paths, counts.Sync(time.time(), seconds, *numbers))
     try:
-        counts.fold(settings.paths)
+        totals.fold(settings.paths)
     except CountsError as error:
         return [str(error)]
     return []

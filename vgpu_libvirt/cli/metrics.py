@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .. import config, counts, fs, metrics, report
+from .. import config, fs, metrics, report, totals
 from ..errors import CountsError, VgpuError
 from ..survey import look
 from . import output
@@ -42,13 +42,13 @@ def metrics_(as_json: bool, file: str | None) -> None:
     settings = config.load()
     seen = look(settings)
     found = report.build(seen)
-    totals = None
+    counted = None
     try:
-        totals = counts.read(settings.paths)
+        counted = totals.read(settings.paths)
     except CountsError as error:
         found = found._replace(problems=(*found.problems, str(error)))
         click.echo(f"Note: {error}.", err=True)
-    families = metrics.build(found, report.capacities(seen), totals)
+    families = metrics.build(found, report.capacities(seen), counted)
     if as_json:
         output.show_json(metrics.to_json(families))
     elif file:

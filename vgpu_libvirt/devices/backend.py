@@ -9,10 +9,10 @@ where there is one, since most hosts have none and hooks wait for every import.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 from ..address import PciAddress, location
 from ..errors import AddressError, DeviceError
+from ..records import TYPE_CHECKING
 from . import vendor_vfio
 from .model import Device
 

@@ -4,15 +4,14 @@
 from __future__ import annotations
 
 import functools
-import re
-from typing import TYPE_CHECKING
+
+from ..records import TYPE_CHECKING
+from .model import split
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from .model import Profile
-
-_SUFFIX = re.compile(r"(?:-\d+)?-\d+[ABCQ](?:\d|ME|NOME|MEALL|GFX)?$", re.ASCII)
 
 # The framebuffer of the largest profile in GiB, by card as profile names spell it. A GPU shows that
 # profile only while nothing runs on it; so this serves a host whose only GPU of a kind is in use.
@@ -43,7 +42,7 @@ _LARGEST_GIB = {
 @functools.lru_cache(maxsize=1024)  # few profiles, and each is asked for with every device
 def card_of(profile: Profile) -> str:
     """The card that PROFILE is for: `L40S` of `NVIDIA L40S-8Q`."""
-    return _SUFFIX.sub("", profile.short_name)
+    return split(profile.short_name)[0]
 
 
 def framebuffer_mib(card: str) -> int | None:

@@ -8,15 +8,15 @@ can't be read of it stops nothing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-from .. import fs
+from .. import fs, jsons
 from ..errors import CatalogueError
+from ..records import TYPE_CHECKING, NamedTuple
 from . import cards
 from .model import Profile, distinct
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import Any
 
 VERSION = 1
 _LARGEST_ID = 2**32 - 1
@@ -92,22 +92,18 @@ def _path(state: str) -> str:
 
 
 def _dump(catalogue: Catalogue) -> str:
-    import json
-
     found: dict[str, Any] = {}
     for profile in catalogue.profiles:
         card = cards.card_of(profile)
         entry = found.setdefault(card, {"complete": card in catalogue.complete, "profiles": {}})
         entry["profiles"][str(profile.id)] = profile.name
-    return json.dumps({"version": VERSION, "cards": found}, indent=1) + "\n"
+    return jsons.dumps({"version": VERSION, "cards": found}) + "\n"
 
 
 def _parse(text: str) -> Catalogue:
     """Strictly: a file that isn't exactly what we write is somebody else's, or damaged."""
-    import json
-
     try:
-        data = json.loads(text)
+        data = jsons.loads(text)
     except (ValueError, RecursionError) as error:
         raise CatalogueError(f"not valid JSON ({error})") from error
     if not isinstance(data, dict) or data.keys() != {"version", "cards"}:

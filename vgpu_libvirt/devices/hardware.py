@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from ..records import TYPE_CHECKING
 from . import mdev_slots, vendor_vfio
 from .model import Inventory, location_order
 

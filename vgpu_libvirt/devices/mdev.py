@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING
 
 from .. import fs
 from ..address import PciAddress
 from ..errors import AddressError, DeviceError
+from ..records import TYPE_CHECKING
 from . import nodes, vendor_vfio
 from .mdev_model import Mdev, MdevProfile, Offer, Parent, ParentGpu, Parents
 

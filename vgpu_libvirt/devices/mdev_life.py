@@ -11,10 +11,10 @@ is all that keeps a living domain's.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 from .. import fs
 from ..errors import DeviceError, FullError, InUseError, RewrittenError
+from ..records import TYPE_CHECKING
 from .mdev import (
     UUID,
     device_directory,

@@ -7,10 +7,9 @@ each lists what could be made once those before it are.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ..address import PciAddress, location
 from ..errors import DeviceError
+from ..records import TYPE_CHECKING
 from . import mdev
 from .model import Device, Gpu, Inventory, Profile, location_order
 

@@ -4,17 +4,18 @@
 from __future__ import annotations
 
 import functools
-import re
-from typing import TYPE_CHECKING, NamedTuple
+
+from .. import sets
+from ..records import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ..address import Location
 
-_VENDOR_PREFIX = re.compile(r"(?:NVIDIA|GRID) +")
-# <card>-<GB><series>, or <card>-<MIG slices>-<GB><series>[ME|NOME|MEALL|GFX]; GB 0 is 512 MiB.
-_SIZE = re.compile(r"-(\d+)[ABCQ](?:\d|ME|NOME|MEALL|GFX)?$", re.ASCII)
+_VENDORS = "NVIDIA ", "GRID "
+_SERIES = "A", "B", "C", "Q"
+_KINDS = "", *"0123456789", "ME", "NOME", "MEALL", "GFX"
 
 
 class Profile(NamedTuple):
@@ -34,7 +35,10 @@ class Profile(NamedTuple):
     @property
     def short_name(self) -> str:
         """The name without the vendor's prefix."""
-        return _VENDOR_PREFIX.sub("", self.name, count=1)
+        for vendor in _VENDORS:
+            if self.name.startswith(vendor):
+                return self.name.removeprefix(vendor).lstrip(" ")
+        return self.name
 
     @property
     def framebuffer_mib(self) -> int | None:
@@ -44,8 +48,22 @@ class Profile(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)  # few names, and each is asked for with every device
 def _framebuffer_mib(name: str) -> int | None:
-    match = _SIZE.search(name)
-    return (int(match[1]) * 1024 or 512) if match else None
+    gigabytes = split(name)[1]
+    return None if gigabytes is None else gigabytes * 1024 or 512
+
+
+def split(name: str) -> tuple[str, int | None]:
+    """The card in a profile's NAME, and its framebuffer in GB; None: it tells none.
+
+    <card>-<GB><series>, or <card>-<MIG slices>-<GB><series>[ME|NOME|MEALL|GFX]; GB 0 is 512 MiB.
+    """
+    card, dash, size = name.rpartition("-")
+    series = size.lstrip("0123456789")
+    number = sets.number(size.removesuffix(series))
+    if not dash or number is None or series[:1] not in _SERIES or series[1:] not in _KINDS:
+        return name, None
+    without_slices, dash, slices = card.rpartition("-")
+    return (without_slices if dash and sets.is_decimal(slices) else card), number
 
 
 class Device(NamedTuple):

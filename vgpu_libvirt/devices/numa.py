@@ -4,16 +4,13 @@
 from __future__ import annotations
 
 import os
-import re
-from typing import TYPE_CHECKING
 
 from .. import fs, sets
 from ..errors import DeviceError
+from ..records import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .model import Gpu
-
-_NODE = re.compile(r"node([0-9]{1,9})", re.ASCII)
 
 
 def nodes_of(sysfs: str, nodes: frozenset[int], cpus: frozenset[int]) -> frozenset[int]:
@@ -36,9 +33,11 @@ def _of_cpus(sysfs: str, cpus: frozenset[int]) -> frozenset[int]:
         return frozenset()
     try:
         for name in os.listdir(root):
-            match = _NODE.fullmatch(name)
-            if match and not cpus.isdisjoint(sets.parse(fs.read_text(f"{root}/{name}/cpulist"))):
-                found.add(int(match[1]))
+            node = sets.number(name[4:]) if name.startswith("node") else None
+            if node is not None and not cpus.isdisjoint(
+                sets.parse(fs.read_text(f"{root}/{name}/cpulist"))
+            ):
+                found.add(node)
     except OSError as error:
         raise DeviceError(f"the NUMA nodes in {root} can't be read: {fs.reason(error)}") from error
     except ValueError as error:

@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ..errors import NoRoomError, RequestError
+from ..records import TYPE_CHECKING
 from .model import distinct
 
 if TYPE_CHECKING:

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 import time
-from typing import TYPE_CHECKING
 
-from .. import fs
+from .. import fs, sets
 from ..address import PciAddress
 from ..errors import AddressError, DeviceError, InUseError, RewrittenError
+from ..records import TYPE_CHECKING
 from . import nodes
 from .model import Device, Gpu, Inventory, Profile, location_order
 
@@ -29,9 +28,8 @@ if TYPE_CHECKING:
 
 BACKEND = "vendor-vfio"
 
-_ID = re.compile(r"[0-9]{1,10}", re.ASCII)
-_VIRTFN = re.compile(r"virtfn(\d+)", re.ASCII)
-_NAME_FIRST = re.compile(r"(?P<name>\S.*?\S)\s+(?P<id>\d+)", re.ASCII)
+_ID_DIGITS = 10
+_VIRTFN = "virtfn"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.5  # seconds between attempts to clear
 
 
@@ -48,13 +46,13 @@ def parse_creatable(text: str) -> tuple[Profile, ...]:
         left, colon, right = (part.strip() for part in line.partition(":"))
         if colon and left.upper() == "ID":
             continue
-        match = None if colon else _NAME_FIRST.fullmatch(line)
-        if match:
-            left, right = match["id"], match["name"]
-        shapes.add(bool(match))
-        if not (_ID.fullmatch(left) and right) or len(shapes) > 1:
+        if is_name_first := not colon and " " in line:
+            right, left = line.rsplit(None, 1)
+        shapes.add(is_name_first)
+        number = sets.number(left, _ID_DIGITS)
+        if number is None or not right or len(shapes) > 1:
             raise DeviceError(f"line '{line}' is no row of profile id and name")
-        profile = Profile(number := int(left), right)
+        profile = Profile(number, right)
         if profiles.setdefault(number, profile) != profile:
             raise DeviceError(f"line '{line}' gives id {profile.id} a second name")
     return tuple(profiles.values())
@@ -63,9 +61,10 @@ def parse_creatable(text: str) -> tuple[Profile, ...]:
 def parse_current(text: str) -> int:
     """Read a `current_vgpu_type`: 0 or a profile's id. Raises DeviceError."""
     text = text.strip()
-    if not _ID.fullmatch(text):
+    number = sets.number(text, _ID_DIGITS)
+    if number is None:
         raise DeviceError(f"'{text[:40]}' is no profile id")
-    return int(text)
+    return number
 
 
 def directory(sysfs: str, address: Location) -> str:
@@ -110,10 +109,11 @@ def virtual_functions(sysfs: str, gpu: PciAddress) -> list[PciAddress]:
     except OSError:
         return []
     for name in names:
-        if match := _VIRTFN.fullmatch(name):
+        number = sets.number(name.removeprefix(_VIRTFN))
+        if number is not None and name.startswith(_VIRTFN):
             try:
                 target = os.path.basename(os.readlink(f"{path}/{name}"))
-                found.append((int(match[1]), PciAddress.parse(target)))
+                found.append((number, PciAddress.parse(target)))
             except (OSError, AddressError):
                 continue  # a VF that is just going away
     return [address for _, address in sorted(found)]

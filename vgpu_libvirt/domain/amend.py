@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 import uuid
-from typing import TYPE_CHECKING, NamedTuple
 from xml.parsers import expat
 
 from ..address import PciAddress
 from ..errors import DomainXmlError
+from ..records import TYPE_CHECKING, NamedTuple
 from . import edit, splice
 
 if TYPE_CHECKING:

@@ -6,12 +6,11 @@ Functions of texts. What they don't know (attributes, comments, other elements) 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from lxml import etree
 
 from ..address import PciAddress
 from ..errors import AddressError, DomainXmlError
+from ..records import TYPE_CHECKING
 from .model import NAMESPACE, PREFIX
 
 if TYPE_CHECKING:

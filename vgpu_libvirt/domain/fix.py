@@ -8,7 +8,6 @@ of it. What they don't know stays as it is.
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, NamedTuple
 
 from lxml import etree
 
@@ -16,6 +15,7 @@ from ..address import PciAddress
 from ..devices import profiles as names
 from ..devices.mdev_life import mdev_uuid
 from ..errors import AddressError, RequestError
+from ..records import TYPE_CHECKING, NamedTuple
 from . import edit
 from .model import ALIAS_PREFIX, NAMESPACE, PREFIX
 from .respell import respell

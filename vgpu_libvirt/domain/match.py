@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
-
 from ..devices.model import location_order
 from ..errors import RequestError
+from ..records import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from ..address import Location

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from ..records import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from ..address import PciAddress

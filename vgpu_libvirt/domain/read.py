@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
 from xml.parsers import expat
 
 from .. import sets
 from ..address import PciAddress
 from ..errors import AddressError, DomainXmlError, RequestError
+from ..records import TYPE_CHECKING
 from .model import ALIAS_PREFIX, NAMESPACE, Domain, Hostdev, Request, Status
 
 if TYPE_CHECKING:
@@ -37,6 +37,23 @@ def parse_status(text: str) -> Status:
     reader = _Reader("domstatus")
     reader.read(text)
     return Status(reader.domain(), sets.number(reader.root.get("pid", "")), reader.monitor)
+
+
+def is_status(text: str) -> bool:
+    """Whether TEXT is a whole status file of libvirt's, in a tenth of the time of reading it.
+
+    False: perhaps not, and only `parse_status` can tell.
+    """
+    head, begin, rest = text.partition("<domstatus ")
+    element = rest.partition(">")[0]
+    has_all = begin and " pid='" in element and "<name>" in rest and "<uuid>" in rest
+    if not has_all or "<!DOCTYPE" in text or "<" in head.replace("<!--", "", 1):
+        return False
+    try:
+        expat.ParserCreate().Parse(text, True)
+    except expat.ExpatError:
+        return False
+    return True
 
 
 def parse_set(text: str) -> set[int]:

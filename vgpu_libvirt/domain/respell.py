@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import difflib
 import re
-from typing import TYPE_CHECKING, NamedTuple
 
 from lxml import etree
 
 from ..address import PciAddress
 from ..devices import profiles as names
 from ..errors import AddressError
+from ..records import TYPE_CHECKING, NamedTuple
 from . import edit
 from .model import ALIAS_PREFIX, NAMESPACE, PREFIX, Request
 from .read import CHOICES

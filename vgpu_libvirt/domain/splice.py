@@ -9,10 +9,10 @@ only the values of four attributes are replaced, at the places where expat says 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
 from xml.parsers import expat
 
 from ..errors import DomainXmlError
+from ..records import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

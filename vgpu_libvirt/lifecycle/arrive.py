@@ -9,8 +9,6 @@ takes it over, or it lapses.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from .. import choosing, trying
 from ..address import PciAddress
 from ..capacity import narrowed
@@ -22,6 +20,7 @@ from ..devices.model import location_order
 from ..domain import splice
 from ..domain.match import Wanted, uuid_of
 from ..errors import RefusedError, RequestError, VgpuError
+from ..records import TYPE_CHECKING
 from ..survey import look, nodes_of
 from . import learn
 from .prepare import Start, assign, release_leftover

@@ -7,21 +7,23 @@ Whatever we can't read or understand here, the domain starts: it has nothing to 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, TypeVar
 
 from ..claims import handles, inventory, store
 from ..claims.model import Phase
 from ..devices import backend, vendor_vfio
 from ..errors import VgpuError
+from ..records import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import TypeVar
 
     from ..address import PciAddress
     from ..domain.model import Domain, Hostdev
     from .context import Context
 
-_T = TypeVar("_T")
+    _T = TypeVar("_T")
+
 _ASK = "to get a vGPU there, ask for a profile with 'virt-vgpu attach'"
 
 
@@ -101,7 +103,8 @@ def _owner(context: Context, domain: Domain, device: str, operation: str) -> str
 
 def _user(context: Context, domain: Domain, device: str) -> str | None:
     paths = context.config.paths
-    user = inventory.live_domains(paths).using(device)
+    only = inventory.Only(frozenset({device}))
+    user = inventory.live_domains(paths, only).using(device)
     if user and user.uuid != domain.uuid:
         return (
             f"a vGPU in use by the running domain '{user.name}' ({user.uuid}); point it at "

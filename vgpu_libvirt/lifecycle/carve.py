@@ -9,7 +9,6 @@ run nobody takes it, and if we are killed the next `sync` gives it back.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, NamedTuple
 
 from ..address import PciAddress
 from ..claims import cordons, locks, processes, store, witnesses
@@ -17,6 +16,7 @@ from ..claims.model import Phase, Process
 from ..devices import profiles, vendor_vfio
 from ..domain.model import Domain
 from ..errors import DeviceError, RefusedError, RewrittenError, VgpuError
+from ..records import TYPE_CHECKING, NamedTuple
 from ..revert import Revert
 from . import learn
 from .context import Context

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, NamedTuple
 
 from ..claims import handles, liveness, processes, store, witnesses
 from ..claims.model import Claim, Phase
 from ..devices import backend
 from ..errors import CatalogueError, DeviceError, InUseError, RefusedError
+from ..records import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -128,16 +128,17 @@ class Context(NamedTuple):
     def write_guard(self, device: str, seen: Handles | None = None) -> Callable[[], None]:
         """A check to make right before each write to DEVICE, programming included.
 
-        It raises InUseError unless a fresh look, or SEEN, shows that nobody has the device open: a
-        living guest's VF has been seen with type 0.
+        It raises InUseError unless a fresh look shows that nobody has the device open: a living
+        guest's VF has been seen with type 0. SEEN: a look that was made for the first of them.
         """
 
         def check() -> None:
+            nonlocal seen
             try:
                 nodes = self.nodes(device)
             except DeviceError as error:
                 raise InUseError(f"whether {device} is in use can't be told: {error}") from error
-            now = seen or handles.scan(self.config.paths.proc)
+            now, seen = seen or handles.scan(self.config.paths.proc), None
             if pids := sorted(now.on(nodes)):
                 raise InUseError(f"{device} is held open by {self._named(pids[0])}")
             if now.unknown:

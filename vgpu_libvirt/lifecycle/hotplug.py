@@ -8,12 +8,11 @@ whoever asked is gone, and `sync` notes that it runs where libvirt did plug it i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ..claims import inventory, locks, processes, store, witnesses
 from ..claims.liveness import State
 from ..claims.model import Qemu
 from ..errors import KeptError, RefusedError, VgpuError
+from ..records import TYPE_CHECKING
 from . import learn, running, suitability
 from .context import Context
 from .prepare import Start, assign, release_leftover

@@ -7,11 +7,11 @@ Only those who write anyway come here: starts, `attach`, `sync`. Nothing depends
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 from ..claims import locks
 from ..devices import catalogue, vendor_vfio
 from ..errors import VgpuError
+from ..records import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
-
 from .. import placement, together
 from ..capacity import narrowed
 from ..choosing import placed_beside
 from ..claims import store
 from ..devices import mdev, mdev_slots
 from ..errors import RequestError
+from ..records import TYPE_CHECKING, NamedTuple
 from ..survey import nodes_of
 
 if TYPE_CHECKING:

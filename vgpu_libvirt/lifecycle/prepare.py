@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, NamedTuple
 
 from .. import trying
-from ..claims import locks, store, witnesses
+from ..claims import inventory, locks, store, witnesses
 from ..claims.liveness import State
 from ..claims.model import Phase
 from ..devices import backend, profiles
@@ -22,15 +21,16 @@ from ..errors import (
     RequestError,
     VgpuError,
 )
+from ..records import TYPE_CHECKING, NamedTuple
 from ..revert import Revert
 from . import learn, suitability
 from .release import drop, give_back, keep_visibly
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
+    from ..claims.inventory import LiveDomains
     from ..claims.model import Claim, Qemu
-    from ..claims.witnesses import World
     from ..devices.model import Device
     from ..domain.match import Wanted
     from ..domain.model import Domain
@@ -136,18 +136,17 @@ def release_leftover(start: Start, claim: Claim) -> None:
         ) from error
 
 
-def assign(start: Start, wanted: Iterable[Wanted]) -> list[Claim]:
+def assign(start: Start, wanted: Sequence[Wanted]) -> list[Claim]:
     """Claim and program each device of WANTED: all of them or none.
 
     Raises RefusedError, which says too what could not be given back.
     """
     try:
         # Once for all of them: whoever writes looks again, right before it does.
-        world = witnesses.look_around(start.context.config.paths)
+        live = suitability.users(start.context, wanted)
         with Revert() as undo:
-            wanted = tuple(wanted)
             return [
-                _assign(start, each, wanted[number + 1 :], world, undo)
+                _assign(start, each, tuple(wanted[number + 1 :]), live, undo)
                 for number, each in enumerate(wanted)
             ]
     except VgpuError as error:
@@ -155,13 +154,14 @@ def assign(start: Start, wanted: Iterable[Wanted]) -> list[Claim]:
 
 
 def _assign(
-    start: Start, wanted: Wanted, later: tuple[Wanted, ...], world: World, undo: Revert
+    start: Start, wanted: Wanted, later: tuple[Wanted, ...], live: LiveDomains, undo: Revert
 ) -> Claim:
     """Claim and program one device; UNDO is told how to take it back. LATER: what comes after."""
     paths = start.context.config.paths
-    reserved = _make_way(start, wanted, world)
-    suitability.check_unused(start.context, start.domain, wanted, world)
+    reserved = _make_way(start, wanted)
     device = backend.read_device(paths.sysfs, wanted.device)
+    is_clear = device.type_id == 0  # so a write follows, and who has it open is looked at then
+    suitability.check_unused(start.context, start.domain, wanted, live, is_clear)
     if device.error and (device.type_id is None or device.creatable is None):
         raise DeviceError(f"{device.name} can't be used: {device.error}")
     if device.type_id and reserved and reserved.is_mere_reservation:
@@ -171,7 +171,7 @@ def _assign(
         kept = device, reserved.profile
         return _give(start, wanted, lambda: kept, True, undo)
     if device.type_id:
-        _reset_foreign(start, wanted, device, world)
+        _reset_foreign(start, wanted, device)
         device = backend.read_device(paths.sysfs, wanted.device)
     if wanted.is_mdev:
         return _make(start, wanted, later, bool(reserved), undo)
@@ -260,7 +260,7 @@ def _give(
     return claim
 
 
-def _make_way(start: Start, wanted: Wanted, world: World) -> Claim | None:
+def _make_way(start: Start, wanted: Wanted) -> Claim | None:
     """See to the claim that stands on the device: ours is returned, a dead owner's given back.
 
     Raises RefusedError, with the owner's name, where the owner isn't provably dead.
@@ -269,7 +269,7 @@ def _make_way(start: Start, wanted: Wanted, world: World) -> Claim | None:
     claim = store.read(context.config.paths.state, wanted.device)
     if claim is None or claim.domain_uuid == start.domain.uuid:
         return claim
-    verdict = context.judge(claim, world)
+    verdict = context.judge(claim, witnesses.look_around(context.config.paths, about=claim))
     if verdict.state is State.DEAD:
         try:
             give_back(context, claim, start.deadline)
@@ -286,7 +286,7 @@ def _make_way(start: Start, wanted: Wanted, world: World) -> Claim | None:
     )
 
 
-def _reset_foreign(start: Start, wanted: Wanted, device: Device, world: World) -> None:
+def _reset_foreign(start: Start, wanted: Wanted, device: Device) -> None:
     """Clear a type that somebody else set, if the policy says so and nobody can be using it."""
     context = start.context
     paths = context.config.paths
@@ -296,10 +296,11 @@ def _reset_foreign(start: Start, wanted: Wanted, device: Device, world: World) -
             f"{device.name} has type {device.type_id}, which vgpu-libvirt didn't set; if nobody "
             f'uses it, {how}, or set foreign = "reset" in [policy]'
         )
-    if not world.domains.complete:
+    domains = inventory.live_domains(paths)
+    if not domains.complete:
         raise ForeignError(
             f"{device.name} has type {device.type_id}, which vgpu-libvirt didn't set, and whether "
-            f"a domain uses it can't be told: {world.domains.problems[0]}"
+            f"a domain uses it can't be told: {domains.problems[0]}"
         )
     # Claimed under its old type while it is cleared: whoever finds us killed can finish it.
     assert device.type_id is not None

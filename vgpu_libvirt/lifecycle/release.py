@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ..claims import locks, store, witnesses
 from ..claims.liveness import State
 from ..claims.model import Phase
 from ..devices import backend
 from ..errors import KeptError, VgpuError
+from ..records import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,7 +63,7 @@ def give_back(
         return
     claim = standing
     # Model: see_daemon, then see_others.
-    world = witnesses.look_around(paths, claim.daemon)
+    world = witnesses.look_around(paths, claim.daemon, about=claim)
     verdict = context.judge(claim, world, start_is_over)
     if verdict.state is not State.DEAD:
         hindrance = force_hindered_by(claim, verdict, world) if by_force else ""
@@ -82,7 +81,9 @@ def give_back(
             claim.device,
             claim.gpu,
             claim.profile,
-            _force_guard(context, claim) if by_force else context.write_guard(claim.device),
+            _force_guard(context, claim)
+            if by_force
+            else context.write_guard(claim.device, world.handles),
             deadline,
             may_be_in_use=True,
             was_used=claim.qemu is not None or (was_given and not start_is_over),
@@ -98,7 +99,7 @@ def _force_guard(context: Context, claim: Claim) -> Callable[[], None]:
     check = context.write_guard(claim.device)
 
     def look_again() -> None:
-        world = witnesses.look_around(context.config.paths)
+        world = witnesses.look_around(context.config.paths, about=claim)
         verdict = context.judge(claim, world)
         is_dead = verdict.state is State.DEAD and verdict.other is None
         hindrance = "" if is_dead else force_hindered_by(claim, verdict, world)

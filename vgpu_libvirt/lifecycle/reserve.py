@@ -7,13 +7,13 @@ A reservation is a claim without a daemon. `prepare` takes it over; it lapses wh
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, NamedTuple
 
 from ..claims import locks, store, witnesses
 from ..claims.liveness import State
 from ..claims.model import Phase
 from ..devices import backend
 from ..errors import OwnedError, RefusedError, VgpuError
+from ..records import TYPE_CHECKING, NamedTuple
 from ..revert import Revert
 from . import suitability
 from .release import drop, give_back
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ..claims.model import Claim
-    from ..claims.witnesses import World
     from ..devices.model import Device, Profile
     from ..domain.match import Wanted
     from ..domain.model import Domain
@@ -78,9 +77,9 @@ def unreserve(context: Context, claims: Iterable[Claim]) -> list[str]:
 def _reserve(context: Context, domain: Domain, wish: Wish, made: list[Claim]) -> None:
     paths = context.config.paths
     wanted = wish.wanted
-    world = witnesses.look_around(paths)
-    earlier = _make_way(context, domain, wish, world)
-    suitability.check_unused(context, domain, wanted, world)
+    earlier = _make_way(context, domain, wish)
+    live = suitability.users(context, [wanted])
+    suitability.check_unused(context, domain, wanted, live)
     if backend.read_type(paths.sysfs, wanted.device):
         return
     claim = context.new_claim(
@@ -93,7 +92,7 @@ def _reserve(context: Context, domain: Domain, wish: Wish, made: list[Claim]) ->
     context.tell("reserved", claim, "for a start to come")
 
 
-def _make_way(context: Context, domain: Domain, wish: Wish, world: World) -> Claim | None:
+def _make_way(context: Context, domain: Domain, wish: Wish) -> Claim | None:
     """See to the claim that stands on the device: a reservation of ours is returned.
 
     Raises VgpuError where the owner isn't provably dead.
@@ -103,7 +102,7 @@ def _make_way(context: Context, domain: Domain, wish: Wish, world: World) -> Cla
         return None
     if claim.domain_uuid == domain.uuid and claim.is_mere_reservation:
         return claim
-    verdict = context.judge(claim, world)
+    verdict = context.judge(claim, witnesses.look_around(context.config.paths, about=claim))
     if verdict.state is not State.DEAD:
         raise OwnedError(f"{claim.device} belongs to {claim.owner}, which is {verdict}")
     try:

@@ -7,14 +7,13 @@ returns a sentence for every problem, and none ever writes to a device.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ..claims import inventory, locks, store
 from ..claims.model import Phase, Qemu
 from ..devices import backend, profiles
 from ..devices.model import Profile
 from ..domain.match import match
 from ..errors import VgpuError
+from ..records import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..claims.inventory import LiveDomain
@@ -37,7 +36,8 @@ def _note(context: Context, domain: Domain) -> tuple[LiveDomain | None, list[str
         live = inventory.live_domain(context.config.paths, domain.name, domain.uuid)
         if live is None:
             return None, [f"the QEMU of domain '{domain.name}' is not in libvirt's status files"]
-        for claim in store.of_domain(state, domain.uuid):
+        # Of others of its claims nothing is noted.
+        for claim in store.of_devices(state, live.devices, domain.uuid):
             if (noted := as_running(claim, live)) != claim:
                 store.replace(state, noted)
     return live, []
@@ -65,8 +65,8 @@ def stopped(context: Context, domain: Domain) -> list[str]:
         live = inventory.live_domain(context.config.paths, domain.name, domain.uuid)
         if live is None:
             return []  # no QEMU came of this start, or it is gone altogether
-        for claim in store.of_domain(state, domain.uuid):
-            if claim.qemu is None and claim.device in live.devices:
+        for claim in store.of_devices(state, live.devices, domain.uuid):
+            if claim.qemu is None:
                 store.replace(state, _with_qemu(claim, live))
     return []
 

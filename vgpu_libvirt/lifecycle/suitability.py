@@ -4,16 +4,18 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from ..address import PciAddress
-from ..claims import cordons
+from ..claims import cordons, inventory
 from ..devices import numa, vendor_vfio
 from ..errors import CordonedError, OpenError, RequestError
+from ..records import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ..address import Location
-    from ..claims.witnesses import World
+    from ..claims.inventory import LiveDomains
     from ..devices.model import Device
     from ..domain.match import Wanted
     from ..domain.model import Domain
@@ -75,9 +77,18 @@ def _check_cordons(
         )
 
 
-def check_unused(context: Context, domain: Domain, wanted: Wanted, world: World) -> None:
-    """Check that no live domain and no process has the device. Raises RefusedError."""
-    user = world.domains.using(wanted.device)
+def check_unused(
+    context: Context,
+    domain: Domain,
+    wanted: Wanted,
+    live: LiveDomains,
+    a_write_follows: bool = False,
+) -> None:
+    """Check that no LIVE domain and no process has the device. Raises RefusedError, InUseError.
+
+    Where A_WRITE_FOLLOWS, whose guard looks at the processes, they are not looked at twice.
+    """
+    user = live.using(wanted.device)
     if user and user.uuid != domain.uuid:
         where = f"the hostdev '{wanted.request.alias}' of domain '{domain.name}'"
         how = (
@@ -88,7 +99,14 @@ def check_unused(context: Context, domain: Domain, wanted: Wanted, world: World)
         raise OpenError(
             f"{wanted.device} is in use by the running domain '{user.name}' ({user.uuid}); {how}"
         )
-    context.write_guard(wanted.device, world.handles)()
+    if not a_write_follows:
+        context.write_guard(wanted.device)()
+
+
+def users(context: Context, wanted: Iterable[Wanted]) -> LiveDomains:
+    """The live domains that have any of the devices WANTED."""
+    only = inventory.Only(frozenset(each.device for each in wanted))
+    return inventory.live_domains(context.config.paths, only)
 
 
 def _no_vgpu_vf(sysfs: str, address: PciAddress) -> str | None:

@@ -10,12 +10,12 @@ the guards decide as ever. Who is killed in between leaves a release for `sync` 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, NamedTuple
 
 from ..claims import locks, processes, store, witnesses
 from ..claims.liveness import State
 from ..claims.model import Phase
 from ..errors import InUseError, KeptError, RefusedError, VgpuError
+from ..records import TYPE_CHECKING, NamedTuple
 from .carve import ourselves
 from .context import Context
 from .release import give_back, keep_visibly
