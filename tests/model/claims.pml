@@ -180,8 +180,8 @@ verdict:
   gone = !runs(daemon[id]);
 #endif
   if :: known != NONE || gone || is_over(id) :: else -> goto settled fi;
-guard:
-  if :: held_open(v) -> goto settled :: else fi;
+guard:                                          /* the first write takes the word of see_others */
+  if :: held_open(v) -> goto settled :: skip fi;
 write_0:
   if
   :: killed
@@ -204,7 +204,7 @@ settled:
   }
 
 unused:
-  if :: typed[v] != NONE || held_open(v) -> goto over :: else fi;
+  if :: typed[v] != NONE -> goto over :: else fi;
 #ifndef CLAIM_LAST
 claim_first:
   if
