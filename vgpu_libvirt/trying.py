@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-
 from .records import TYPE_CHECKING
 
 if TYPE_CHECKING:
