@@ -399,7 +399,7 @@ def test_a_list_that_cannot_be_understood(refused: Refused) -> None:
 
 
 @pytest.mark.promise(1)
-def test_a_device_of_a_live_domain_without_a_claim(refused: Refused, gpus: Gpus) -> None:
+def test_a_vf_of_a_live_domain_without_a_claim(refused: Refused, gpus: Gpus) -> None:
     device = gpus.device()
     theirs = domain_xml("web2", WEB2, hostdevs={"ua-x": device})
     refused.host.run_domain("web2", WEB2, 4002, theirs)
@@ -415,7 +415,7 @@ def test_a_device_of_a_live_domain_without_a_claim(refused: Refused, gpus: Gpus)
 
 @pytest.mark.promise(1)
 @pytest.mark.parametrize("which", [0, 1])
-def test_an_open_device_by_group_and_by_cdev(refused: Refused, gpus: Gpus, which: int) -> None:
+def test_an_open_vf_by_group_and_by_cdev(refused: Refused, gpus: Gpus, which: int) -> None:
     device = gpus.device()
     gpus.set_type(device, 1152)
     refused.host.process(5000, "vfio-user", opens=(refused.host.nodes(device)[which],))
