@@ -18,7 +18,15 @@ import pytest
 
 from tests.faults import kill
 from tests.faults.kill import Action, Operation
-from tests.faults.world import Guest, World, check_nothing_leaked, check_promises, our_libvirtd
+from tests.faults.world import (
+    MDEV,
+    VENDOR_VFIO,
+    Guest,
+    World,
+    check_nothing_leaked,
+    check_promises,
+    our_libvirtd,
+)
 from tests.unit.host import REPOSITORY, entry_point
 from vgpu_libvirt.claims import store
 from vgpu_libvirt.claims.model import Phase
@@ -91,7 +99,9 @@ def end(world: World, answers: dict[Guest, tuple[int, str]]) -> None:
     check_nothing_leaked(world)
 
 
-@pytest.mark.parametrize("busy", [0, 3], ids=["fast", "slow"])
+@pytest.mark.parametrize(
+    ("backend", "busy"), [(VENDOR_VFIO, 0), (VENDOR_VFIO, 3), (MDEV, 3)], indirect=["backend"]
+)
 def test_more_starts_than_the_gpus_have_room_for(
     world: World, counts: Counter[str], busy: int
 ) -> None:
@@ -137,7 +147,7 @@ def test_domains_with_two_devices_each_get_both_or_none(world: World, counts: Co
 
 # --- storms ---
 
-SECONDS = 4.0
+SECONDS = 2.5
 WORKERS = 5
 
 

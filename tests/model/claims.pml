@@ -6,6 +6,13 @@
  * refuses. test_model.py has spin search all of it, within bounds (FIRST, SECOND, DEVICES, CRASHES,
  * SYNCS), and take out one guard after the other (the other -D names): each is needed.
  *
+ * One model serves both backends. A device is what claims, locks and handles are about: a VF, or a
+ * mediated device, which is "typed" while it exists, and whose name no other domain ever has: of the
+ * searches, those with one domain that starts again on its device are its whole story, and those
+ * with two ask for more than it needs. No driver refuses to remove one that is open; here none refuses
+ * a write of 0 for that either, so nothing rests on it. Left out is on which parent a mediated device
+ * is made, which has no part in whose it is.
+ *
  * A start, the claim that its `prepare` makes, and the QEMU that comes of it share a number. What
  * must hold are the assertions: no write to a device of a living QEMU, none without a claim; a
  * claim goes only when its device is clear; what starts has its device, and alone; and once all is
