@@ -86,7 +86,8 @@ def is_printed(expected: tuple[str, ...], output: str) -> str | None:
         words = [
             ".*?".join(re.escape(part) for part in word.split(_ANYTHING)) for word in line.split()
         ]
-        match = re.search(rf"(?m)^[ \t]*{r'[ \t]+'.join(words)}[ \t]*$", rest)
+        blanks = r"[ \t]+"
+        match = re.search(rf"(?m)^[ \t]*{blanks.join(words)}[ \t]*$", rest)
         if match is None:
             return line
         rest = rest[match.end() :]
