@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""docs/troubleshooting.md: each sentence there is one that the code says, and no refusal is missing."""
+"""docs/troubleshooting.md: each sentence there is the code's, and no refusal is missing."""
 
 from __future__ import annotations
 
 import ast
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -15,6 +14,7 @@ from tests.docs.tables import SECTIONS_TO_COME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 PACKAGE = REPOSITORY / "vgpu_libvirt"
 PAGE = REPOSITORY / "docs/troubleshooting.md"
@@ -35,7 +35,8 @@ ANSWERS = {
 UNSEEN = (
     "claims/inventory.py", "claims/processes.py", "devices/mdev_life.py: '{}' is no UUID",
     "devices/mdev_life.py: '{}' is no mdev's UUID", "sets.py", "devices/catalogue.py: wrong in",
-    "devices/catalogue.py: of version", "devices/catalogue.py: an id has", "devices/catalogue.py: no",
+    "devices/catalogue.py: of version", "devices/catalogue.py: an id has",
+    "devices/catalogue.py: no",
     "claims/cordons.py: wrong in", "claims/cordons.py: of version", "claims/cordons.py: about",
     "claims/cordons.py: not valid", "devices/catalogue.py: the catalogue of profiles {} can't be",
     "claims/model.py: wrong in '{}' (empty)", "claims/model.py: wrong in '{}' (a character",
@@ -61,7 +62,9 @@ def documented(with_those_to_come: bool = False) -> dict[str, str]:
         title, _, body = section.partition("\n")
         if title == OURS_NO_MORE or (title in SECTIONS_TO_COME and not with_those_to_come):
             continue
-        for match in re.finditer(rf"(?m)^(?:\*\*(?={_CODE}\*\*$)|- )({_CODE}(?:,\s+{_CODE})*)", body):
+        for match in re.finditer(
+            rf"(?m)^(?:\*\*(?={_CODE}\*\*$)|- )({_CODE}(?:,\s+{_CODE})*)", body
+        ):
             for text in re.findall(_CODE, match[1]):
                 found[" ".join(text[1:-1].split())] = title
     return found
@@ -95,9 +98,9 @@ def refusals(path: Path) -> Iterator[Said]:
     file = str(path.relative_to(PACKAGE))
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
-        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
-            if text := template(node.exc.args[0]):
-                yield Said(file, node.lineno, text)
+        is_made = isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args
+        if is_made and (text := template(node.exc.args[0])):
+            yield Said(file, node.lineno, text)
     for function in ast.walk(tree):
         if not isinstance(function, ast.FunctionDef) or file not in ANSWERS:
             continue
@@ -149,7 +152,7 @@ def tells(sentence: str, text: str) -> bool:
 
 
 def is_said(sentence: str, text: str) -> bool:
-    """Whether the constant parts of SENTENCE stand in TEXT, in their order, and begin as it does."""
+    """Whether the constant parts of SENTENCE stand in TEXT, in order, and begin as it does."""
     parts = _parts(sentence)
     place = 0
     for part in filter(None, parts):
