@@ -83,11 +83,9 @@ def is_printed(expected: tuple[str, ...], output: str) -> str | None:
     for line in expected:
         if line.strip() == _ANYTHING:
             continue
-        words = [
-            ".*?".join(re.escape(part) for part in word.split(_ANYTHING)) for word in line.split()
-        ]
-        blanks = r"[ \t]+"
-        match = re.search(rf"(?m)^[ \t]*{blanks.join(words)}[ \t]*$", rest)
+        parts = (r"[ \t]+".join(map(re.escape, part.split())) for part in line.split(_ANYTHING))
+        anything = r"[ \t]*.*?[ \t]*"
+        match = re.search(rf"(?m)^[ \t]*{anything.join(parts)}[ \t]*$", rest)
         if match is None:
             return line
         rest = rest[match.end() :]

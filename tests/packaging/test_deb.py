@@ -28,11 +28,9 @@ FILES = {
     "etc/vgpu-libvirt/config.toml",
     "usr/lib/tmpfiles.d/vgpu-libvirt.conf",
     "usr/share/bash-completion/completions/virt-vgpu",
-    "usr/share/doc/vgpu-libvirt/README.md.gz",
     "usr/share/doc/vgpu-libvirt/changelog.gz",
     "usr/share/doc/vgpu-libvirt/copyright",
     "usr/share/doc/vgpu-libvirt/examples/apparmor",
-    "usr/share/doc/vgpu-libvirt/promises.md.gz",
     "usr/share/fish/vendor_completions.d/virt-vgpu.fish",
     "usr/share/man/man1/vgpu-libvirt-hook.1.gz",
     "usr/share/man/man1/virt-vgpu.1.gz",
@@ -50,6 +48,13 @@ def modules() -> set[str]:
 
 def pages() -> set[str]:
     return {f"usr/share/man/man1/virt-vgpu-{verb}.1.gz" for verb in main.list_commands(None)}
+
+
+def documents() -> set[str]:
+    """README.md and docs/*.md; debhelper compresses the long ones."""
+    found = [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")]
+    ends = {path.name: ".gz" if path.stat().st_size > 4096 else "" for path in found}
+    return {f"usr/share/doc/vgpu-libvirt/{name}{end}" for name, end in ends.items()}
 
 
 def units() -> set[str]:
@@ -83,7 +88,7 @@ def test_it_has_exactly_what_it_should(tree: Path) -> None:
     there = {name for name in found if "systemd/system/" in name}
     assert {Path(name).name for name in there} == units()
     assert len({str(Path(name).parent) for name in there}) == 1
-    assert found - there == PROGRAMS | FILES | modules() | pages()
+    assert found - there == PROGRAMS | FILES | documents() | modules() | pages()
 
 
 def test_programs_can_be_run_and_nothing_else(deb: Path) -> None:
