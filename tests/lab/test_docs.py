@@ -51,6 +51,17 @@ def large_gpus() -> Iterator[None]:
     guest.set_driver(fb_mib=24576)
 
 
+def as_shown(text: str) -> guest.Answer:
+    """Run a command. `doctor` asks systemd, which the lab only pretends (see conftest)."""
+    if "virt-vgpu doctor" not in text:
+        return guest.run("bash", "-c", text)
+    guest.SYSTEMD.rmdir()
+    try:
+        return guest.run("bash", "-c", text)
+    finally:
+        guest.SYSTEMD.mkdir()
+
+
 @pytest.mark.usefixtures("large_gpus")
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=[page.name for page in WITH_COMMANDS])
 def test_a_page_does_what_it_says(page: Path) -> None:
@@ -65,7 +76,7 @@ def test_a_page_does_what_it_says(page: Path) -> None:
             if tables.is_to_come(command):
                 continue
             text = tables.for_the_lab(command.text)
-            answer = guest.run("bash", "-c", text)
+            answer = as_shown(text)
             print(f"{command.place}# {text}\n{answer.output}")
             if (answer.status != 0) != command.fails:
                 wrong.append(f"{command.place}: {text} exits with {answer.status}")
