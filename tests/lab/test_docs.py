@@ -15,7 +15,6 @@ from tests.docs.blocks import PAGES, blocks, is_printed
 from tests.lab import guest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 # The domains of each page, shut off: as XML in the place of their hostdevs; empty: without any.
@@ -41,16 +40,6 @@ WITH_COMMANDS = [
 ]
 
 
-@pytest.fixture
-def large_gpus() -> Iterator[None]:
-    """GPUs with the framebuffer of those in the documentation."""
-    guest.set_driver(fb_mib=tables.FRAMEBUFFER)
-    yield
-    for name in guest.virsh("list", "--name").split():
-        guest.virsh("destroy", name)
-    guest.set_driver(fb_mib=24576)
-
-
 def as_shown(text: str) -> guest.Answer:
     """Run a command. `doctor` asks systemd, which the lab only pretends (see conftest)."""
     if "virt-vgpu doctor" not in text:
@@ -62,7 +51,6 @@ def as_shown(text: str) -> guest.Answer:
         guest.SYSTEMD.mkdir()
 
 
-@pytest.mark.usefixtures("large_gpus")
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=[page.name for page in WITH_COMMANDS])
 def test_a_page_does_what_it_says(page: Path) -> None:
     for name, devices in DOMAINS[page.name].items():
