@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.unit.host import LIBVIRTD, web1, web2
 from vgpu_libvirt import counts, totals
+from vgpu_libvirt.claims.model import Phase
 from vgpu_libvirt.cli.main import main
 
 if TYPE_CHECKING:
@@ -68,9 +69,7 @@ def test_what_there_is(busy: Host) -> None:
         (gpu, "foreign"): 1,
         (gpu, "free"): 3,
     }
-    assert found["claims"] == {
-        (phase,): 0 for phase in ("reserved", "claimed", "configured", "running", "release-pending")
-    }
+    assert found["claims"] == {(str(phase),): 0 for phase in Phase}
     assert found["gpu_cordoned"] == {(gpu,): 0}
     shown = json.loads(call(busy, "profiles", "--json").stdout)
     assert found["startable_vgpus"] == {

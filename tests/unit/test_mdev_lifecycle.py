@@ -225,7 +225,7 @@ def test_what_is_listed_as_none_beside_another_size(host: Host, gpus: Mdevs) -> 
     }  # fmt: skip
     refused = host.hook("prepare", web1(MINE, "A2-8Q"))
     assert (
-        "no device for A2-8Q: 0000:08:00.0 runs 4 GB profiles (1 device with a type that nobody "
+        "no device for A2-8Q: 0000:08:00.0 runs 4 GB profiles (1 place with a type that nobody "
         "claimed)"
     ) in refused.stderr
     assert host.hook("prepare", web1(MINE, "A2-4Q")) == (0, "", "")

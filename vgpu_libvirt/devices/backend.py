@@ -34,9 +34,11 @@ def is_mdev(device: str) -> bool:
 
 def name_of(device: str) -> str:
     """The backend of DEVICE."""
+    if not is_mdev(device):
+        return vendor_vfio.BACKEND
     from . import mdev
 
-    return mdev.BACKEND if is_mdev(device) else vendor_vfio.BACKEND
+    return mdev.BACKEND
 
 
 def vfio_nodes(sysfs: str, device: str) -> frozenset[str]:
