@@ -12,11 +12,9 @@ if TYPE_CHECKING:
 # What is documented before the code is here: verbs of virt-vgpu, tables and keys of the
 # configuration, sections of docs/troubleshooting.md. An entry that isn't needed any more fails a
 # test, so that what it hides is tested from then on.
-VERBS_TO_COME = frozenset({"carve", "uncarve", "doctor", "metrics", "sriov"})
-CONFIG_TO_COME = frozenset({"sriov", "paths.sriov_manage", "paths.nvidia_smi",
-                            "paths.journal", "paths.syslog"})  # fmt: skip
-PAGES_TO_COME = frozenset({"openstack.md"})  # with no other command
-SECTIONS_TO_COME = frozenset({"Carving", "Making VFs", "Metrics"})
+VERBS_TO_COME = frozenset({"sriov"})
+CONFIG_TO_COME = frozenset({"sriov", "paths.sriov_manage", "paths.nvidia_smi"})  # fmt: skip
+SECTIONS_TO_COME = frozenset({"Making VFs"})
 
 
 class NotRun(NamedTuple):
@@ -46,6 +44,8 @@ NOT_RUN = (
            "is told so, in XML that no user writes", "tests/lab/test_saved.py"),
     NotRun("openstack", "needs an OpenStack"),
     NotRun("tests/demo", "boots the lab", "tests/lab/story"),
+    NotRun("python3 -m bench.speed", "takes minutes, and measures nothing beside other tests",
+           "tests/unit/test_speed.py"),
     NotRun("tests/run", "is what runs this test"),
 )  # fmt: skip
 
