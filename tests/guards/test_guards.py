@@ -207,7 +207,7 @@ GUARDS = [
         "lifecycle/release.py",
         "if not world.domains.complete and not backend.is_mdev(claim.device):",
         "if False:",
-        FORCE + "test_every_other_guard_stands",
+        FORCE + "test_no_vf_while_the_list_of_running_domains_is_incomplete",
     ),
     Guard(
         "nor what another running domain has",
