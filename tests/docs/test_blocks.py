@@ -21,6 +21,7 @@ from tests.docs.blocks import PAGES, README, REPOSITORY, Block, blocks, is_print
 from vgpu_libvirt import config
 from vgpu_libvirt.cli.main import main
 from vgpu_libvirt.domain.read import parse_domain
+from vgpu_libvirt.events import Decision
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -176,6 +177,12 @@ def test_pictures_are_small_and_shown() -> None:
     for picture in (REPOSITORY / "docs/images").glob("*.png"):
         assert picture.stat().st_size < 100_000
         assert f"(images/{picture.name})" in text
+
+
+def test_the_guide_names_every_decision() -> None:
+    text = (REPOSITORY / "docs/guide.md").read_text()
+    named = text[text.index("`VGPU_DECISION` is one of") :].partition(".")[0]
+    assert set(re.findall(r"`([a-z-]+)`", named)) == {str(each) for each in Decision}
 
 
 def test_the_index_has_every_page() -> None:
