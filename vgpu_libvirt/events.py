@@ -142,10 +142,10 @@ def for_journal(event: Event) -> bytes:
 def for_syslog(event: Event, pid: int) -> bytes:
     """EVENT as the local syslog takes it, said by process PID."""
     head = f"<{_FACILITY << 3 | event.priority}>{IDENTIFIER}[{pid}]: "
-    return head.encode() + _bytes(line(event))
+    return head.encode() + _bytes(_line(event))
 
 
-def line(event: Event) -> str:
+def _line(event: Event) -> str:
     """EVENT as one line of text, in which a program finds its parts, too."""
     named = (
         ("decision", event.decision),

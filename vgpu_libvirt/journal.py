@@ -2,7 +2,8 @@
 """Tells the host's journal what was decided; the one place that does.
 
 Nothing waits for it and nothing fails of it: whoever doesn't listen, or not fast enough, misses a
-line. A hook says nothing on stderr instead, which libvirt shows as the reason of a failed start.
+line. Nothing is said on stderr instead: of a hook libvirt shows that as the reason of a failed
+start, and a verb of the command line says what it did anyway.
 """
 
 from __future__ import annotations
@@ -14,23 +15,17 @@ from .errors import kind
 from .records import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from .config import Paths
     from .domain.model import Domain
     from .errors import VgpuError
     from .events import Event
-
-# What becomes of a line where the host has neither journal nor syslog; the command line shows it.
-otherwise: Callable[[str], None] | None = None
 
 
 def tell(paths: Paths, event: Event) -> None:
     """Send EVENT to the journal; where there is none, to syslog."""
     if _sent(paths.journal, events.for_journal(event)):
         return
-    if not _sent(paths.syslog, events.for_syslog(event, os.getpid())) and otherwise:
-        otherwise(events.line(event))
+    _sent(paths.syslog, events.for_syslog(event, os.getpid()))
 
 
 def refused(paths: Paths, operation: str, domain: Domain, error: VgpuError) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from .. import __version__, journal
+from .. import __version__
 from ..errors import VgpuError
 
 PROGRAM = "virt-vgpu"
@@ -70,14 +70,8 @@ class _Verbs(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
-        # Only what was done in the end: a verb that fails says one line, and that is why.
-        untold: list[str] = []
-        journal.otherwise = untold.append
         try:
-            result = super().invoke(ctx)
-            for line in untold:
-                click.echo(line, err=True)
-            return result
+            return super().invoke(ctx)
         except VgpuError as error:
             raise _Failure(str(error)) from error
         except KeyboardInterrupt:
