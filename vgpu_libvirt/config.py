@@ -26,7 +26,7 @@ _QUOTES = str.maketrans("", "", "\"'")
 
 
 class Paths(NamedTuple):
-    """Directories, without a trailing slash; and sockets."""
+    """Directories, without a trailing slash; sockets, and the vendor's programs."""
 
     sysfs: str = "/sys"
     proc: str = "/proc"
@@ -38,6 +38,8 @@ class Paths(NamedTuple):
     systemd: str = "/run/systemd/system"  # is there where systemd is the host's init
     journal: str = "/run/systemd/journal/socket"  # where decisions are told
     syslog: str = "/dev/log"  # and where there is no journal
+    sriov_manage: str = "/usr/lib/nvidia/sriov-manage"
+    nvidia_smi: str = "/usr/bin/nvidia-smi"
 
 
 class Policy(NamedTuple):
@@ -51,12 +53,20 @@ class Policy(NamedTuple):
     reserve_timeout: float = 60.0
 
 
+class Sriov(NamedTuple):
+    """The GPUs whose VFs are made at boot; only those listed, since it takes their driver away."""
+
+    gpus: tuple[PciAddress, ...] = ()
+    mixed_size: tuple[PciAddress, ...] = ()  # of these, which run vGPUs of several sizes at a time
+
+
 class Config(NamedTuple):
     """The whole configuration."""
 
     paths: Paths = Paths()
     policy: Policy = Policy()
     uri: str = "qemu:///system"
+    sriov: Sriov = Sriov()
 
 
 def load(environment: Mapping[str, str] = os.environ) -> Config:
@@ -95,10 +105,17 @@ def parse(text: str, path: str) -> Config:
         values[table] = {
             key: _value(text, path, table, key, value) for key, value in content.items()
         }
+    sriov = Sriov(**values.get("sriov", {}))
+    if unlisted := sorted(set(sriov.mixed_size).difference(sriov.gpus)):
+        line = _line_of(text, "sriov", "mixed_size")
+        raise ConfigError(
+            f"{path}, line {line}: mixed_size in [sriov]: {unlisted[0]} is not among its gpus"
+        )
     return Config(
         Paths(**values.get("paths", {})),
         Policy(**values.get("policy", {})),
         **values.get("libvirt", {}),
+        sriov=sriov,
     )
 
 
@@ -181,4 +198,5 @@ _KEYS: dict[str, dict[str, Callable[[object], object]]] = {
         "release_timeout": _seconds,
         "reserve_timeout": _seconds,
     },
+    "sriov": {"gpus": _addresses, "mixed_size": _addresses},
 }

@@ -141,6 +141,10 @@ class LibvirtError(VgpuError):
     kind = "libvirt"
 
 
+class SriovError(VgpuError):
+    """VFs, or a mode of a GPU, that were not made or set, and why."""
+
+
 class RightsError(VgpuError):
     """Something that only root may do."""
 

@@ -65,6 +65,7 @@ def defaults() -> dict[str, str]:
     toml = {str: '"{}"', float: "{}", tuple: "[]"}
     tables = {"paths": config.Paths()._asdict(), "policy": config.Policy()._asdict()}
     tables["libvirt"] = {"uri": config.Config().uri}
+    tables["sriov"] = config.Sriov()._asdict()
     return {
         f"{table}.{key}": toml[type(value)].format(value)
         for table, values in tables.items()

@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.support import directory_for_all, nobody
 from vgpu_libvirt.address import PciAddress
-from vgpu_libvirt.config import Config, Paths, Policy, load
+from vgpu_libvirt.config import Config, Paths, Policy, Sriov, load
 from vgpu_libvirt.errors import ConfigError
 
 
@@ -51,8 +51,11 @@ def test_the_defaults() -> None:
         "/run/systemd/system",
         "/run/systemd/journal/socket",
         "/dev/log",
+        "/usr/lib/nvidia/sriov-manage",
+        "/usr/bin/nvidia-smi",
     )
     assert Policy() == ("spread", "keep", (), 20.0, 5.0, 60.0)
+    assert Sriov() == ((), ())
 
 
 def test_an_empty_variable_means_the_default_file() -> None:
@@ -81,6 +84,11 @@ def test_every_key(file: Path) -> None:
         systemd = "/r/systemd"
         journal = "/r/journal"
         syslog = "/r/log"
+        sriov_manage = "/r/sriov-manage"
+        nvidia_smi = "/r/smi"
+        [sriov]
+        mixed_size = ["0000:3d:00.0"]
+        gpus = ["10001:80:05.0", "0000:3D:00.0"]
         [libvirt]
         uri = "test:///default"
         [policy]
@@ -103,11 +111,14 @@ def test_every_key(file: Path) -> None:
         "/r/systemd",
         "/r/journal",
         "/r/log",
+        "/r/sriov-manage",
+        "/r/smi",
     )
     assert config.uri == "test:///default"
     exclude = (PciAddress(0, 0x3D, 0, 0), PciAddress(0x10001, 0x80, 5, 0))
     assert config.policy == Policy("pack", "reset", exclude, 1.0, 0.5, 86399.9)
     assert isinstance(config.policy.lock_timeout, float)
+    assert config.sriov == Sriov((exclude[1], exclude[0]), (exclude[0],))
 
 
 def test_one_key_leaves_the_others_at_their_defaults(file: Path) -> None:
@@ -117,13 +128,21 @@ def test_one_key_leaves_the_others_at_their_defaults(file: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("[polices]\n", ", line 1: unknown table [polices]; known: libvirt, paths, policy"),
+        ("[polices]\n", ", line 1: unknown table [polices]; known: libvirt, paths, policy, sriov"),
         ("\n\n[[policy]]\n", ", line 3: policy must be a table, [policy]"),
-        ("x = 1\n", ", line 1: unknown table [x]; known: libvirt, paths, policy"),
+        ("x = 1\n", ", line 1: unknown table [x]; known: libvirt, paths, policy, sriov"),
         ("\npolicy = 1\n", ", line 2: policy must be a table, [policy]"),
         (
             '[libvirt]\n# url\nurl = "x"\n',
             ", line 3: unknown key 'url' in [libvirt]; known: uri",
+        ),
+        (
+            '[sriov]\ngpus = "all"\n',
+            ", line 2: gpus in [sriov]: must be a list of PCI addresses, not 'all'",
+        ),
+        (
+            '[sriov]\ngpus = ["0000:3d:00.0"]\nmixed_size = ["0000:5e:00.0"]\n',
+            ", line 3: mixed_size in [sriov]: 0000:5e:00.0 is not among its gpus",
         ),
         (
             "[paths]\n[policy]\n\n[policy.more]\na = 1\n",

@@ -36,6 +36,7 @@ _VERBS = {
     "uncordon": "cordon:uncordon",
     "carve": "carve:carve",
     "uncarve": "carve:uncarve",
+    "sriov": "sriov:sriov_",
     "exec": "exec:exec_",
     "install-hooks": "install:install_hooks",
     "uninstall-hooks": "install:uninstall_hooks",
