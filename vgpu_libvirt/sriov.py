@@ -29,7 +29,7 @@ _DRIVER = "nvidia"
 _ATTEMPTS = 5  # while others have the GPU open
 # Seconds:
 _ATTEMPT_PAUSE = 1.0
-_DRIVER_COMES = 20.0  # at boot, until the driver has taken the GPU
+_SETTLES = 20.0  # at boot, until the driver has taken the GPU, or who else makes VFs is done
 _VFS_COME = 30.0  # after the program has ended; drivers make VFs on their own time
 _PAUSE = 0.2
 
@@ -152,7 +152,7 @@ def _make(config: Config, gpu: PciAddress, dry_run: bool) -> str:
         if decision.act is Act.REFUSE:
             raise SriovError(decision.why)
         return decision.why or f"the VFs of {gpu} would be made"
-    _until(lambda: not _waits_for_driver(_look_at_device(paths, gpu)), _DRIVER_COMES)
+    _until(lambda: _is_settled(_look_at_device(paths, gpu)), _SETTLES)
     with locks.devices(paths.state, [str(gpu)], time.monotonic() + config.policy.lock_timeout):
         for attempt in range(_ATTEMPTS):
             if attempt:
@@ -240,8 +240,10 @@ def _look_at_device(paths: Paths, gpu: PciAddress) -> Seen:
     )
 
 
-def _waits_for_driver(seen: Seen) -> bool:
-    return seen.is_there and seen.driver is None and seen.can_have is not None
+def _is_settled(seen: Seen) -> bool:
+    if seen.can_have is None:
+        return True  # nothing to wait for
+    return seen.is_whole if seen.has else seen.driver is not None
 
 
 def _who_is_on(paths: Paths, function: PciAddress, world: World) -> list[str]:

@@ -18,7 +18,22 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+# Where systemd is process 1, all is begun as on any host; see tests/lab/run --systemd.
+UNDER_SYSTEMD = ["test_systemd.py"]
+
 collect_ignore_glob = [] if "LAB_GUEST" in os.environ else ["*"]
+if Path("/run/systemd/private").exists():
+    collect_ignore_glob += [
+        path.name
+        for path in Path(__file__).parent.glob("test_*.py")
+        if path.name not in UNDER_SYSTEMD
+    ]
+else:
+    collect_ignore_glob += UNDER_SYSTEMD
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "after_reboot: of a boot that follows that of the others")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,7 +7,6 @@ tests/run builds the package on the host, and installs it here in place of the c
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import threading
@@ -17,6 +16,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.lab import deb
+from tests.lab.deb import NEWER
 from tests.lab.guest import (
     CLAIMS,
     HOOKS,
@@ -43,9 +44,6 @@ from tests.lab.guest import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PACKAGES = Path("/run/lab/packages")
-NEWER = "9.9.9"
-
 pytestmark = pytest.mark.promise(1, 3, 7)
 
 
@@ -57,31 +55,12 @@ def dpkg(*arguments: str | Path) -> str:
 
 @pytest.fixture(scope="session")
 def package() -> Path:
-    (found,) = PACKAGES.glob("*.deb")
-    return found
+    return deb.built()
 
 
 @pytest.fixture(scope="session")
 def newer(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same package as a later version, whose code says so."""
-    tree = tmp_path_factory.mktemp("newer") / "tree"
-    extracted = run("dpkg-deb", "--raw-extract", str(package), str(tree))
-    assert extracted.status == 0, extracted.output
-    for path, pattern in (
-        (tree / "DEBIAN/control", r"(?m)^Version: .*$"),
-        (
-            tree / "usr/lib/python3/dist-packages/vgpu_libvirt/__init__.py",
-            r'(?<=version__ = ").*?(?=")',
-        ),
-    ):
-        version = f"Version: {NEWER}" if path.name == "control" else NEWER
-        path.write_text(re.sub(pattern, version, path.read_text(), count=1))
-    with (tree / "usr/share/vgpu-libvirt/hooks/qemu").open("a") as hook:
-        hook.write("# newer\n")
-    target = tree.with_name("newer.deb")
-    done = run("dpkg-deb", "--root-owner-group", "--build", str(tree), str(target))
-    assert done.status == 0, done.output
-    return target
+    return deb.newer(package, tmp_path_factory.mktemp("newer"))
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import time
 from typing import TYPE_CHECKING
 
@@ -117,7 +118,7 @@ restore() {{
 def vendor(host: Host, monkeypatch: pytest.MonkeyPatch) -> Vendor:
     for name in ("_ATTEMPT_PAUSE", "_PAUSE"):
         monkeypatch.setattr(sriov, name, 0.01)
-    for name in ("_DRIVER_COMES", "_VFS_COME"):
+    for name in ("_SETTLES", "_VFS_COME"):
         monkeypatch.setattr(sriov, name, 0.05)
     return Vendor(host)
 
@@ -343,10 +344,23 @@ def test_a_driver_that_comes_late_is_waited_for(
             driver.symlink_to(target)
             assert condition()  # type: ignore[operator]
 
-    monkeypatch.setattr(sriov, "_DRIVER_COMES", 20.0)
+    monkeypatch.setattr(sriov, "_SETTLES", 20.0)
     monkeypatch.setattr(sriov, "_until", late)
     assert vendor.run()[0] == 0
     assert [seen.driver for seen in looks] == [None]
+
+
+def test_who_else_is_making_them_is_waited_for(
+    vendor: Vendor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an administrator's own unit for sriov-manage, that runs beside ours."""
+    monkeypatch.setattr(sriov, "_SETTLES", 20.0)
+    number = vendor.host.pci(GPU) / "sriov_numvfs"
+    vendor.host.write(number, "4\n")
+    script = f"sleep 0.3; {vendor.host.paths.sriov_manage} -e {GPU}"
+    with subprocess.Popen(["sh", "-c", script]):
+        assert vendor.run() == (0, f"{GPU} has 4 VFs already.\n", "")
+    assert len(vendor.called) == 1, "theirs"
 
 
 def test_what_the_policy_excludes_is_not_touched(vendor: Vendor) -> None:
