@@ -37,7 +37,8 @@ NOT_RUN = (
     NotRun("apt |dnf ", "needs a package repository, and root on a host of its own"),
     NotRun("setsebool", "needs SELinux"),
     NotRun("/usr/lib/nvidia/sriov-manage|nvidia-smi", "the vendor's programs; there is no GPU"),
-    NotRun("systemctl|journalctl", "these pages run in a lab without systemd", "tests/lab/test_systemd.py"),
+    NotRun("systemctl|journalctl", "these pages run in a lab without systemd",
+           "tests/lab/test_systemd.py"),
     NotRun("virt-install|virt-vgpu exec", "needs an image to install from",
            "tests/lab/test_shim.py"),
     NotRun("virsh (save|restore|migrate)", "the lab's VFs save and migrate only when QEMU "
