@@ -32,6 +32,7 @@ EXPOSURE = [
     ("vgpu-libvirt-boot.service", 4.0),
     ("vgpu-libvirt-sync.service", 4.0),
     ("vgpu-libvirt-changed.service", 3.0),
+    ("vgpu-libvirt-metrics.service", 4.0),
 ]  # 3.6 and less now; systemds differ. Not of what runs the vendor's programs, which is at 9
 
 

@@ -33,7 +33,8 @@ def vfs_off(sight: Sight) -> Iterator[Symptom]:
                 str(pf.address),
                 f"GPU {pf.address} has none of its {pf.most_vfs} VFs enabled, so nothing can be "
                 "started on it",
-                f"run '/usr/lib/nvidia/sriov-manage -e {pf.address}', at each boot, or {_EXCLUDE}",
+                "list it in gpus of [sriov] and run 'virt-vgpu sriov', which each boot then does, "
+                f"or {_EXCLUDE}",
             )
 
 
