@@ -60,19 +60,19 @@ for pid in os.listdir(sys.argv[1]):
                 found.append(pid)
 """
 
-# How long the host lock is held, from when it is had to when it is let go, each a line.
+# How long the host lock is held, from when it is had to when it is let go: wall and CPU time.
 HOLDS = """import contextlib, time
 from vgpu_libvirt.claims import locks
 _held = locks._held
 @contextlib.contextmanager
 def held(path, deadline):
     with _held(path, deadline) as fd:
-        begin = time.perf_counter()
+        begin = time.perf_counter(), time.thread_time()
         yield fd
-        took = time.perf_counter() - begin
+        took = time.perf_counter() - begin[0], time.thread_time() - begin[1]
     if path.endswith("/lock"):
         with open("@FILE@", "a") as file:
-            file.write(f"{took}\\n")
+            file.write(f"{took[0]} {took[1]}\\n")
 locks._held = held
 """
 
@@ -214,6 +214,11 @@ class Rounds:
         return {name: median(times) for name, times in self.times.items()}
 
 
+def _both(took: Took, other: Took) -> str:
+    """How many times TOOK is OTHER, in CPU time, and in wall time."""
+    return f"{took.cpu / other.cpu:.2f} (wall {took.wall / other.wall:.2f})"
+
+
 def stub_rows(dispatcher: str | None, rounds: int) -> Iterator[Row]:
     """(a) A domain that doesn't ask and has no hostdev."""
     document = domain_xml(extra="<!-- " + "x" * 8000 + " -->")
@@ -225,20 +230,20 @@ def stub_rows(dispatcher: str | None, rounds: int) -> Iterator[Row]:
         measured.add("dispatcher", lambda: run([dispatcher, *arguments], document))
     took = measured.run(rounds * 5)
     yield Row("`sh -c :`", took["sh"])
-    ratio = took["stub"].wall / took["sh"].wall
+    ratio = took["stub"].cpu / took["sh"].cpu
     yield Row(
         "hook of a domain without a vGPU",
         took["stub"],
-        f"{ratio:.2f} x sh",
+        f"{_both(took['stub'], took['sh'])} x sh",
         "2.2 x sh",
         ratio <= 2.2,
     )
     if dispatcher:
-        ratio = took["stub"].wall / took["dispatcher"].wall
+        ratio = took["stub"].cpu / took["dispatcher"].cpu
         yield Row(
             "the same of a dispatcher in bash, which has nothing to run",
             took["dispatcher"],
-            f"ours is {ratio:.2f} of it",
+            f"ours is {_both(took['stub'], took['dispatcher'])} of it",
             "0.5",
             ratio <= 0.5,
         )
@@ -274,11 +279,12 @@ def life_rows(bench: Bench, rounds: int) -> Iterator[Row]:
     took = measured.run(rounds * 2)
     yield Row("5 x `python3 -I -S -c pass`", took["python"])
     yield Row("5 hooks in bash that only write the type", took["bash"])
-    ratio = took["ours"].wall / took["python"].wall
+    ratio = took["ours"].cpu / took["python"].cpu
     yield Row(
         "5 hooks of one start and stop",
         took["ours"],
-        f"{ratio:.2f} x python3, {took['ours'].wall / took['bash'].wall:.1f} x bash",
+        f"{_both(took['ours'], took['python'])} x python3, "
+        f"{_both(took['ours'], took['bash'])} x bash",
         "4 x python3",
         ratio <= 4,
     )
@@ -383,20 +389,17 @@ def concurrent_rows(bench: Bench, rounds: int) -> Iterator[Row]:
         "1.3",
         ratio <= 1.3,
     )
-    held = sorted(float(line) for line in holds.read_text().splitlines())
-    p99 = held[int(len(held) * 0.99)]
-    yield Row(
-        f"the host lock in these, held {len(held)} times: median",
-        Took(statistics.median(held), 0),
-    )
-    yield Row("- 99th percentile", Took(p99, 0), f"{1000 * p99:.1f} ms", "10 ms", p99 < 0.01)
+    held = [Took(*map(float, line.split())) for line in holds.read_text().splitlines()]
+    yield Row(f"the host lock in these, held {len(held)} times: median", median(held))
+    last = Took(*(sorted(column)[int(len(column) * 0.99)] for column in zip(*held, strict=True)))
+    yield Row("- 99th percentile", last, f"{1000 * last.wall:.1f} ms", "10 ms", last.wall < 0.01)
 
 
 def table(rows: list[Row]) -> str:
     """The rows as Markdown."""
     lines = ["| | wall, ms | CPU, ms | measured | target | |", "|---|---:|---:|---|---|---|"]
     for row in rows:
-        cpu = f"{1000 * row.took.cpu:.1f}" if row.took.cpu else ""
+        cpu = f"{1000 * row.took.cpu:.1f}"
         met = {None: "", True: "met", False: "**missed**"}[row.is_met]
         lines.append(
             f"| {row.name} | {1000 * row.took.wall:.1f} | {cpu} | {row.ratio} | "
