@@ -9,13 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from tests.docs.blocks import Command
 
-# What is documented before the code is here: verbs of virt-vgpu, tables and keys of the
-# configuration, sections of docs/troubleshooting.md. An entry that isn't needed any more fails a
-# test, so that what it hides is tested from then on.
-VERBS_TO_COME: frozenset[str] = frozenset()
-CONFIG_TO_COME: frozenset[str] = frozenset()
-SECTIONS_TO_COME: frozenset[str] = frozenset()
-
 
 class NotRun(NamedTuple):
     """Commands that no test here can run as they stand."""
@@ -54,12 +47,6 @@ NOT_RUN = (
 def why_not_run(command: Command) -> NotRun | None:
     """The entry of NOT_RUN that COMMAND matches; None: it can be run."""
     return next((one for one in NOT_RUN if re.match(one.pattern, command.text)), None)
-
-
-def is_to_come(command: Command) -> bool:
-    """Whether COMMAND runs a verb that isn't here yet."""
-    verbs = re.findall(r"\bvirt-vgpu ([a-z][a-z-]*)", command.text)
-    return any(verb in VERBS_TO_COME for verb in verbs)
 
 
 # The documentation's GPUs are L40S at 0000:3d:00.0 and 0000:5e:00.0; the lab's are others.

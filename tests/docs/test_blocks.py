@@ -11,7 +11,7 @@ import json
 import re
 import subprocess
 import tomllib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from lxml import etree
@@ -82,16 +82,7 @@ def test_every_verb_that_is_named_exists() -> None:
     verbs = set(main.list_commands(None))  # type: ignore[arg-type]
     for page in PAGES:
         named = set(re.findall(r"[`'#] ?virt-vgpu ([a-z][a-z-]+)", page.read_text()))
-        assert named - verbs - tables.VERBS_TO_COME - {"sync-"} == set(), page
-
-
-def test_what_is_to_come_is_not_here_yet() -> None:
-    """Else remove it from the table, so that what is documented of it is run."""
-    assert set(main.list_commands(None)) & tables.VERBS_TO_COME == set()  # type: ignore[arg-type]
-    here = {f"{table}.{key}" for table, keys in _known().items() for key in keys} | set(_known())
-    assert here & tables.CONFIG_TO_COME == set()
-    named = {*re.findall(r"\[(\w+)\]", _reference().text)}
-    assert {one for one in tables.CONFIG_TO_COME if "." not in one} <= named
+        assert named - verbs - {"sync-"} == set(), page
 
 
 @places(of("synopsis"))
@@ -117,13 +108,13 @@ def test_xml_is_understood(block: Block) -> None:
 
 @places([*of("toml"), *of("toml", "config")])
 def test_toml_is_a_configuration(block: Block) -> None:
-    config.parse(_without_what_is_to_come(tomllib.loads(block.text)), block.place)
+    config.parse(block.text, block.place)
 
 
 def test_the_configuration_reference_has_every_key_and_its_default() -> None:
     block = _reference()
     tables_there = tomllib.loads(block.text)
-    assert config.parse(_without_what_is_to_come(tables_there), block.place) == config.Config()
+    assert config.parse(block.text, block.place) == config.Config()
     for table, keys in _known().items():
         assert set(keys) <= set(tables_there[table]), table
 
@@ -205,20 +196,6 @@ def _reference() -> Block:
 
 def _known() -> dict[str, tuple[str, ...]]:
     return {table: tuple(keys) for table, keys in config._KEYS.items()}
-
-
-def _without_what_is_to_come(tables_there: dict[str, Any]) -> str:
-    """As TOML again, which has strings, numbers and lists as JSON has them."""
-    lines = []
-    for table, keys in tables_there.items():
-        if table not in tables.CONFIG_TO_COME:
-            lines.append(f"[{table}]")
-            lines += [
-                f"{key} = {json.dumps(value)}"
-                for key, value in keys.items()
-                if f"{table}.{key}" not in tables.CONFIG_TO_COME
-            ]
-    return "\n".join(lines) + "\n"
 
 
 def _domain_with(part: str) -> str:

@@ -7,10 +7,7 @@ import ast
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-import pytest
-
 from tests.docs.blocks import REPOSITORY
-from tests.docs.tables import SECTIONS_TO_COME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,12 +53,12 @@ class Said(NamedTuple):
         return f"{self.file}:{self.line}: {self.text.replace(HOLE, '…')}"
 
 
-def documented(with_those_to_come: bool = False) -> dict[str, str]:
+def documented() -> dict[str, str]:
     """The sentences and parts of sentences of the page, with the section of each."""
     found: dict[str, str] = {}
     for section in re.split(r"(?m)^## ", PAGE.read_text())[1:]:
         title, _, body = section.partition("\n")
-        if title == OURS_NO_MORE or (title in SECTIONS_TO_COME and not with_those_to_come):
+        if title == OURS_NO_MORE:
             continue
         for match in re.finditer(
             rf"(?m)^(?:\*\*(?={_CODE}\*\*$)|- )({_CODE}(?:,\s+{_CODE})*)", body
@@ -194,15 +191,6 @@ def test_what_is_called_unseen_is_there() -> None:
         for each in refusals(path)
     ]
     assert [one for one in UNSEEN if not any(text.startswith(one) for text in texts)] == []
-
-
-@pytest.mark.parametrize("section", sorted(SECTIONS_TO_COME))
-def test_what_is_to_come_is_not_here_yet(section: str) -> None:
-    """Else remove it from SECTIONS_TO_COME, so that its sentences are held to the source."""
-    sentences = [text for text, title in documented(True).items() if title == section]
-    texts = [each.text for path in PACKAGE.rglob("*.py") for each in said(path)]
-    here = [one for one in sentences if any(is_said(one, text) for text in texts)]
-    assert not here
 
 
 def test_the_hook_path_is_found() -> None:
