@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,6 +75,8 @@ def sound(clean: None) -> Iterator[None]:
     for name in virsh("list", "--all", "--name").split():
         run("virsh", "destroy", name)
         virsh("undefine", name)
+    # With it goes the note that this libvirtd has run our hook.
+    shutil.rmtree("/run/vgpu-libvirt", ignore_errors=True)
     if set(doctor()) - {"claim-of-the-dead"} == {"hook-not-seen"}:
         restart_libvirtd()
     assert doctor() == {}
