@@ -185,7 +185,7 @@ def _answers(live: Definition) -> bool:
 
 def _is_claimed(config: Config, both: Sequence[Definition], request: Request) -> bool:
     """Whether what an attempt claimed for REQUEST could not be given back."""
-    claims = store.read_all(config.paths.state).of_domain(both[-1].uuid)
+    claims = store.of_domain(config.paths.state, both[-1].uuid)
     return any(claim.alias == request.alias for claim in claims)
 
 

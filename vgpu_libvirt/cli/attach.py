@@ -119,7 +119,7 @@ def _new_alias(settings: Config, both: Sequence[Definition], wanted: str | None)
     taken = asked.union(*(edit.device_aliases(side.document) for side in both))
     if wanted is None:
         if both[-1].is_live:
-            claims = store.read_all(settings.paths.state).of_domain(both[-1].uuid)
+            claims = store.of_domain(settings.paths.state, both[-1].uuid)
             taken |= {claim.alias for claim in claims}
         numbers = range(len(taken) + 1)
         return next(name for n in numbers if (name := f"{ALIAS_PREFIX}vgpu{n}") not in taken)

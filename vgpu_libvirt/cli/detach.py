@@ -91,7 +91,7 @@ def _claimed(settings: Config, both: Sequence[Definition]) -> list[str]:
     """The aliases of what a running domain has or had, as our claims say."""
     if not both[-1].is_live:
         return []
-    claims = store.read_all(settings.paths.state).of_domain(both[-1].uuid)
+    claims = store.of_domain(settings.paths.state, both[-1].uuid)
     return [claim.alias for claim in claims]
 
 

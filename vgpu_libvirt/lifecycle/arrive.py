@@ -93,7 +93,7 @@ def _check_understood(domain: Domain) -> None:
 def _end_earlier_arrivals(context: Context, domain: Domain) -> None:
     """Give back what DOMAIN was reserved when it was to come before, and didn't."""
     state = context.config.paths.state
-    for claim in store.read_all(state).of_domain(domain.uuid):
+    for claim in store.of_domain(state, domain.uuid):
         if claim.phase is Phase.RESERVED and claim.qemu is None and not claim.is_mere_reservation:
             try:
                 with locks.devices(state, [claim.device], context.lock_deadline()):
