@@ -36,9 +36,14 @@ class Place(NamedTuple):
     why: str  # the end of a sentence
 
     @property
+    def goes(self) -> str:
+        """The device that its hostdev must name, as claims and the command line call it."""
+        return str(self.source)
+
+    @property
     def moves(self) -> bool:
         """Whether its hostdev has to be pointed elsewhere, or added."""
-        return self.came != str(self.source)
+        return self.came != self.goes
 
 
 def source_of(device: Device, domain: Domain, alias: str) -> Location:
@@ -106,12 +111,10 @@ def check_hostdevs(domain: Domain, label: str) -> None:
     """
     for request in domain.requests:
         hostdev = domain.hostdev(request.alias)
-        is_managed = hostdev and hostdev.kind == "pci" and hostdev.managed
-        if hostdev and (is_managed or hostdev.kind not in ("pci", "mdev")):
-            what = "managed='yes'" if is_managed else f"type '{hostdev.kind}'"
+        if hostdev and hostdev.hindrance:
             raise RequestError(
-                f"the hostdev '{request.alias}' of {label} has {what}, with which it gets no vGPU; "
-                f"run 'virt-vgpu fix-xml {domain.name}'"
+                f"the hostdev '{request.alias}' of {label} has {hostdev.hindrance}, with which it "
+                f"gets no vGPU; run 'virt-vgpu fix-xml {domain.name}'"
             )
 
 

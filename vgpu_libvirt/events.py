@@ -99,7 +99,7 @@ def repointed(
         domain_uuid,
         domain_name,
         alias,
-        (place.device.name,) if place else (),
+        (place.goes,) if place else (),
         place.profile.name if place else "",
         evidence=f"{before}, and {place.why if place else 'its request is gone'}",
     )

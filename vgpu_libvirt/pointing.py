@@ -135,7 +135,7 @@ def _make(config: Config, connection: Any, move: Move, notes: list[str]) -> bool
 
 
 def _told(move: Move) -> Repointed:
-    goes = str(move.place.source) if move.place else None
+    goes = move.place.goes if move.place else None
     return Repointed(move.domain.uuid, move.domain.name, move.alias, move.came, goes)
 
 

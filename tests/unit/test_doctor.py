@@ -26,6 +26,7 @@ from tests.unit.host import (
     hostdev_xml,
     web2,
 )
+from tests.unit.mdev_host import P40, MdevHost, Type
 from tests.unit.sound import GPU, RUNNING_PID, Sound
 from tests.unit.support import new_claim
 from vgpu_libvirt import marks, trigger
@@ -33,6 +34,7 @@ from vgpu_libvirt.address import PciAddress
 from vgpu_libvirt.claims import store
 from vgpu_libvirt.claims.model import Phase, Process
 from vgpu_libvirt.cli.main import main
+from vgpu_libvirt.devices.mdev_life import mdev_uuid
 from vgpu_libvirt.doctor import registry
 from vgpu_libvirt.doctor.findings import Level
 
@@ -577,6 +579,30 @@ def test_a_trap_is_named_and_nothing_else(
     before = host.tree()
     assert host.found() == {row.check}
     assert host.tree() == before
+
+
+def mediated(host: Sound, types: list[Type]) -> None:
+    """Another GPU, without VFs, that makes mediated devices."""
+    MdevHost(host.root, host.sysfs).parent("0000:08:00.0", types)
+
+
+def test_a_whole_gpu_that_could_make_mediated_devices_may_be_passed_through(host: Sound) -> None:
+    mediated(host, P40)
+    host.define("web2", domain_xml("web2", WEB2, hostdevs={"ua-x": "0000:08:00.0"}))
+    assert host.found() == set()
+
+
+def test_a_mediated_device_that_has_no_room_at_boot_is_told_as_a_vf_is(host: Sound) -> None:
+    mediated(host, [each._replace(available="0") for each in P40])
+    hostdev = (
+        "<hostdev mode='subsystem' type='mdev' managed='no' model='vfio-pci'><source>"
+        f"<address uuid='{mdev_uuid(WEB2, 'ua-vgpu0')}'/></source>"
+        "<alias name='ua-vgpu0'/></hostdev>"
+    )
+    requests = {"ua-vgpu0": "GRID P40-4C"}
+    host.define("web2", domain_xml("web2", WEB2, requests=requests, hostdevs=hostdev))
+    host.autostart("web2")
+    assert "autostart-unserved" in host.found()
 
 
 def test_every_check_has_a_trap() -> None:

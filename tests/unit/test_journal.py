@@ -16,11 +16,13 @@ import pytest
 
 from tests.unit.fake_libvirt import Connection, Domain
 from tests.unit.host import BOOT, LIBVIRTD, WEB1, WEB2, Host, domain_xml, web1, web2
+from tests.unit.mdev_host import P40, MdevHost
 from tests.unit.support import new_claim
 from tests.unit.test_lifecycle import start
 from vgpu_libvirt import errors, events, pointing, sync
 from vgpu_libvirt.claims import store
 from vgpu_libvirt.claims.model import Namespaces, Phase
+from vgpu_libvirt.devices.mdev_life import mdev_uuid
 from vgpu_libvirt.events import Decision, Event
 
 if TYPE_CHECKING:
@@ -230,6 +232,14 @@ def test_a_definition_that_is_pointed_elsewhere(host: Host, journal: Listener) -
     assert pointed["VGPU_DECISION"] == ["repointed"]
     assert (pointed["VGPU_DOMAIN_UUID"], pointed["VGPU_DEVICE"]) == ([WEB2], [second])
     assert f"it pointed at {first}" in pointed["VGPU_EVIDENCE"][0]
+
+
+def test_and_at_a_mediated_device_which_has_its_own_name(host: Host, journal: Listener) -> None:
+    MdevHost(host.root, host.sysfs).parent("0000:08:00.0", P40)
+    domain = Domain(domain_xml("web2", WEB2, {"ua-vgpu0": "GRID P40-4C"}, number=None))
+    pointing.point(host.config, Connection(domain))
+    (pointed,) = journal.heard()
+    assert pointed["VGPU_DEVICE"] == [mdev_uuid(WEB2, "ua-vgpu0")]
 
 
 def test_what_the_command_line_starts_is_reserved_first(desk: Desk, sockets: Path) -> None:

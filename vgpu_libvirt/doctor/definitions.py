@@ -131,7 +131,9 @@ def pointed_at_other(sight: Sight) -> Iterator[Symptom]:
 
 def hostdev_without_request(sight: Sight) -> Iterator[Symptom]:
     """Nobody sets a type there, and QEMU can't open a VF without one."""
-    untyped = {d.address for d in sight.seen.host.inventory.devices if d.type_id == 0}
+    devices = sight.seen.host.inventory.devices
+    # What mediated devices are made on has no type, and may be passed through.
+    untyped = {each.address for each in devices if each.type_id == 0 and not each.is_mdev}
     for one in sight.definitions.all:
         for hostdev in () if one.domain.asks else one.domain.hostdevs:
             if hostdev.kind == "pci" and not hostdev.managed and hostdev.address in untyped:
@@ -189,7 +191,7 @@ def definition_behind(sight: Sight) -> Iterator[Symptom]:
         if ages[move.domain.uuid] < _LATE:
             continue
         now = f"points at {move.came}" if move.came else "is missing"
-        then = f"should point at {move.place.device.name}" if move.place else "has no request"
+        then = f"should point at {move.place.goes}" if move.place else "has no request"
         yield Symptom(
             move.domain.name,
             f"the hostdev '{move.alias}' of domain '{move.domain.name}' ({move.domain.uuid}) "
@@ -226,7 +228,7 @@ def _pointing(sight: Sight) -> Iterator[tuple[Defined, Request, Hostdev]]:
 def _sharing(sight: Sight) -> Iterator[tuple[str, list[Defined]]]:
     """Devices at which several definitions will still point after a sync, with these."""
     moved = {
-        (move.domain.uuid, move.alias): move.place.device.name if move.place else None
+        (move.domain.uuid, move.alias): move.place.goes if move.place else None
         for move in sight.definitions.plan.moves
     }
     pointing: dict[str, list[Defined]] = defaultdict(list)
@@ -244,7 +246,7 @@ def _is_wrong(one: Defined) -> bool:
     """Whether the definition itself is in the way, which other checks tell."""
     hostdevs = (one.domain.hostdev(request.alias) for request in one.domain.requests)
     return bool(one.domain.request_error) or any(
-        hostdev and (hostdev.managed or hostdev.kind != "pci") for hostdev in hostdevs
+        hostdev and hostdev.hindrance for hostdev in hostdevs
     )
 
 

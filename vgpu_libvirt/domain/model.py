@@ -26,6 +26,16 @@ class Request(NamedTuple):
     params: str | None = None  # mdev's vgpu_params
 
 
+def unfit(kind: str, managed: bool) -> str | None:
+    """What of a hostdev's type and MANAGED keeps it from getting a vGPU; None: nothing does.
+
+    libvirt unbinds the driver of a managed PCI device, and knows no managed mediated ones.
+    """
+    if kind not in ("pci", "mdev"):
+        return f"type '{kind}'"
+    return "managed='yes'" if managed and kind == "pci" else None
+
+
 class Hostdev(NamedTuple):
     """One `<hostdev>` of mode 'subsystem'."""
 
@@ -35,6 +45,11 @@ class Hostdev(NamedTuple):
     address: PciAddress | None  # of a pci hostdev's source; None: there is no source address
     address_error: str | None  # why the source's address can't be read
     uuid: str | None  # of a mdev hostdev's source
+
+    @property
+    def hindrance(self) -> str | None:
+        """What of it keeps it from getting a vGPU; None: nothing does."""
+        return unfit(self.kind, self.managed)
 
 
 class Domain(NamedTuple):

@@ -16,7 +16,7 @@ from .. import attaching, libvirt_api, trigger
 from ..address import PciAddress
 from ..claims import store
 from ..domain import edit
-from ..domain.model import ALIAS_PREFIX
+from ..domain.model import ALIAS_PREFIX, unfit
 from ..domain.read import parse_domain
 from ..errors import AddressError, LibvirtError, RequestError, VgpuError
 from . import calls, local
@@ -157,10 +157,7 @@ def _choose(config: Config, plug: _Plug, call: Call) -> Choice:
 def _check(plug: _Plug) -> None:
     """Check that the hostdev could get a vGPU. Raises RequestError."""
     root = edit.parse(plug.document)
-    kind = root.get("type")
-    managed = kind == "pci" and root.get("managed") == "yes"
-    if managed or kind not in ("pci", "mdev"):
-        what = "managed='yes'" if managed else f"type '{kind}'"
+    if what := unfit(str(root.get("type")), root.get("managed") == "yes"):
         raise RequestError(
             f"the hostdev {plug.label} has {what}, with which it gets no vGPU; attach one with "
             "type='pci' and managed='no', or type='mdev'"
