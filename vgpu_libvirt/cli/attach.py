@@ -9,29 +9,23 @@ from typing import TYPE_CHECKING
 import click
 
 from .. import attaching, config, edits, libvirt_api, sides, trigger
-from ..address import PciAddress
 from ..claims import store
 from ..domain import edit
 from ..domain.model import ALIAS_PREFIX, Request
 from ..domain.read import CHOICES
-from ..errors import AddressError, RequestError
+from ..errors import RequestError
 from ..lifecycle import learn
 from . import complete, editing
+from .options import address
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ..address import PciAddress
     from ..config import Config
     from ..libvirt_api import Definition
 
 _ALIAS = re.compile(rf"{ALIAS_PREFIX}[A-Za-z0-9_-]+", re.ASCII)  # libvirt takes no others
-
-
-def _gpu(_context: click.Context, _option: click.Parameter, value: str | None) -> PciAddress | None:
-    try:
-        return None if value is None else PciAddress.parse(value)
-    except AddressError as error:
-        raise click.BadParameter(str(error)) from error
 
 
 def _alias(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
@@ -54,7 +48,7 @@ def _alias(_context: click.Context, _option: click.Parameter, value: str | None)
 @click.option(
     "--gpu",
     metavar="ADDRESS",
-    callback=_gpu,
+    callback=address,
     shell_complete=complete.gpus,
     help="Take a device of this GPU only.",
 )

@@ -9,38 +9,20 @@ from typing import TYPE_CHECKING
 import click
 
 from .. import carving, config, trigger
-from ..address import PciAddress
 from ..claims import store
 from ..claims.model import Phase
-from ..errors import AddressError, KeptError, RequestError
+from ..errors import KeptError, RequestError
 from ..lifecycle import carve as carver
 from ..lifecycle import uncarve as uncarver
 from ..survey import look
 from . import complete, rights
 from .keep import ask_libvirt
+from .options import address, addresses, dry_run_option
 
 if TYPE_CHECKING:
+    from ..address import PciAddress
     from ..claims.model import Claim
     from ..claims.store import Claims
-
-dry_run_option = click.option("--dry-run", is_flag=True, help="Only say what would be done.")
-
-
-def _address(value: str) -> PciAddress:
-    try:
-        return PciAddress.parse(value)
-    except AddressError as error:
-        raise click.BadParameter(str(error)) from error
-
-
-def _gpu(_context: click.Context, _option: click.Parameter, value: str) -> PciAddress:
-    return _address(value)
-
-
-def _targets(
-    _context: click.Context, _argument: click.Parameter, values: tuple[str, ...]
-) -> list[PciAddress]:
-    return [_address(value) for value in values]
 
 
 def _wanted(
@@ -62,7 +44,7 @@ def _wanted(
     "--gpu",
     metavar="PF",
     required=True,
-    callback=_gpu,
+    callback=address,
     shell_complete=complete.gpus,
     help="The GPU whose VFs to take.",
 )
@@ -113,7 +95,7 @@ def carve(
     metavar="DEVICE|GPU...",
     nargs=-1,
     required=True,
-    callback=_targets,
+    callback=addresses,
     shell_complete=complete.carved,
 )
 @dry_run_option

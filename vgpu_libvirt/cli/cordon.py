@@ -15,21 +15,13 @@ from ..address import PciAddress
 from ..claims import cordons, locks
 from ..claims.cordons import Cordon
 from ..devices import mdev, vendor_vfio
-from ..errors import AddressError, CordonError, DeviceError
+from ..errors import CordonError, DeviceError
 from ..survey import look
 from . import complete, rights
+from .options import address, dry_run_option
 
 if TYPE_CHECKING:
     from ..config import Config
-
-dry_run_option = click.option("--dry-run", is_flag=True, help="Only say what would be done.")
-
-
-def _target(_context: click.Context, _argument: click.Parameter, value: str) -> PciAddress:
-    try:
-        return PciAddress.parse(value)
-    except AddressError as error:
-        raise click.BadParameter(str(error)) from error
 
 
 def _reason(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
@@ -39,7 +31,7 @@ def _reason(_context: click.Context, _option: click.Parameter, value: str | None
 
 
 @click.command(short_help="Put nothing new on a GPU or device.")
-@click.argument("target", metavar="GPU|DEVICE", callback=_target, shell_complete=complete.targets)
+@click.argument("target", metavar="GPU|DEVICE", callback=address, shell_complete=complete.targets)
 @click.option("--reason", callback=_reason, help="Why, for those who will ask.")
 @dry_run_option
 def cordon(target: PciAddress, reason: str | None, dry_run: bool) -> None:
@@ -63,7 +55,7 @@ def cordon(target: PciAddress, reason: str | None, dry_run: bool) -> None:
 
 
 @click.command(short_help="Let a GPU or device be used again.")
-@click.argument("target", metavar="GPU|DEVICE", callback=_target, shell_complete=complete.cordoned)
+@click.argument("target", metavar="GPU|DEVICE", callback=address, shell_complete=complete.cordoned)
 @dry_run_option
 def uncordon(target: PciAddress, dry_run: bool) -> None:
     """Take the cordon off a GPU or device, so that domains can start there again."""

@@ -13,6 +13,7 @@ from .. import config, installing
 from ..claims import store
 from ..errors import InstallError, StoreError
 from ..installing import Found, Program
+from .options import dry_run_option
 
 if TYPE_CHECKING:
     from ..config import Paths
@@ -25,7 +26,6 @@ root_option = click.option(
     type=click.Path(file_okay=False, resolve_path=True),
     help="Work below DIR, as packagers do; nothing that runs is told.",
 )
-dry_run_option = click.option("--dry-run", is_flag=True, help="Only say what would be done.")
 
 
 @click.command("install-hooks", short_help="Make libvirt run the hooks of a pip installation.")

@@ -31,6 +31,7 @@ from ..lifecycle.context import Context
 from ..lifecycle.release import force_hindered_by, give_back, keep_visibly
 from ..survey import look
 from . import complete, output, rights
+from .options import dry_run_option
 from .show import json_option
 
 if TYPE_CHECKING:
@@ -44,8 +45,6 @@ _ANSWER = 10.0  # seconds that libvirt has to answer
 _STARTING = 30.0  # until a daemon listens
 _BUSY = 300.0  # until it answers, which it doesn't while a hook runs
 _PAUSE = 0.3
-
-dry_run_option = click.option("--dry-run", is_flag=True, help="Only say what would be done.")
 
 
 @click.command("sync", short_help="Give back what is nobody's, and point definitions right.")

@@ -8,10 +8,11 @@ import click
 from .. import config, sriov, trigger
 from ..errors import SriovError, VgpuError
 from . import rights
+from .options import dry_run_option
 
 
 @click.command("sriov", short_help="Make the VFs of the GPUs that the configuration lists.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@dry_run_option
 def sriov_(dry_run: bool) -> None:
     """Make the VFs of each GPU in [sriov] of the configuration, by the vendor's sriov-manage.
 

@@ -9,6 +9,7 @@ import click
 
 from .. import by_sync, config, libvirt_api, starting
 from . import complete, rights
+from .options import dry_run_option
 
 if TYPE_CHECKING:
     from ..choosing import Place
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 @click.command(short_help="Start a domain, its vGPUs on devices that are free.")
 @click.argument("domain", shell_complete=complete.domains)
 @click.option("--paused", is_flag=True, help="Leave its CPUs stopped, for 'virsh resume'.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@dry_run_option
 def start(domain: str, paused: bool, dry_run: bool) -> None:
     """Start DOMAIN with each of its vGPUs on a device that can serve it now.
 
