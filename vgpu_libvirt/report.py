@@ -48,6 +48,15 @@ class DeviceRow(NamedTuple):
     cordon: Cordon | None = None  # its own
     user: LiveDomain | None = None  # of a carved device
 
+    @property
+    def is_unclaimed(self) -> bool:
+        """Whether it has a type that nobody claimed.
+
+        Not a mediated device that we didn't make: that has an owner who knows it by its UUID.
+        """
+        has_one = self.profile is not None and self.state in (State.IN_USE, State.FOREIGN)
+        return has_one and self.claim is None and not self.device.is_mdev
+
 
 class GpuRow(NamedTuple):
     """A GPU with its devices."""
@@ -198,11 +207,9 @@ def _state(survey: Survey, device: Device) -> State:
 def _problems(survey: Survey, gpus: tuple[GpuRow, ...]) -> list[str]:
     problems = [*survey.problems, *unseen_processes(survey.world.handles.unknown)]
     for row in (row for gpu in gpus for row in gpu.devices):
-        problems += (
-            _mismatch(row.device, row.claim, _is_programmed(row.claim, survey))
-            if row.claim
-            else _unclaimed(row)
-        )
+        problems += _unclaimed(row)
+        if row.claim and (wrong := mismatch(row.device, row.claim, survey)):
+            problems.append(wrong)
     for claim in survey.host.claims.readable.values():
         if claim.phase is Phase.RELEASE_PENDING:
             problems.append(
@@ -251,8 +258,8 @@ def _carved(survey: Survey, claim: Claim) -> list[str]:
 
 def _unclaimed(row: DeviceRow) -> list[str]:
     """A type that nobody claimed."""
-    if row.profile is None or row.state is State.UNREADABLE or row.device.is_mdev:
-        return []  # a mediated device that we didn't make has an owner who knows it by its UUID
+    if row.profile is None or not row.is_unclaimed:
+        return []
     what = f"{row.device.name} has {named(row.profile)}"
     if row.state is State.IN_USE:
         return [f"{what} and is in use, but nobody claimed it; it is left alone"]
@@ -262,17 +269,17 @@ def _unclaimed(row: DeviceRow) -> list[str]:
     ]
 
 
-def _mismatch(device: Device, claim: Claim, is_programmed: bool) -> list[str]:
-    """A type that isn't the claim's; none is fine until it has been programmed."""
+def mismatch(device: Device, claim: Claim, survey: Survey) -> str | None:
+    """That DEVICE has another type than its CLAIM's; none is fine until it has been programmed."""
     if device.type_id is None or device.type_id == claim.profile.id:
-        return []
-    if device.type_id == 0 and not is_programmed:
-        return []
+        return None
+    if device.type_id == 0 and not _is_programmed(claim, survey):
+        return None
     now = f"type {device.type_id}" if device.type_id else "no type"
-    return [
+    return (
         f"{device.name} was given {named(claim.profile)} for {claim.owner}, but has {now} now: "
         "somebody else writes to it"
-    ]
+    )
 
 
 def _is_programmed(claim: Claim, survey: Survey) -> bool:

@@ -592,6 +592,13 @@ def test_a_whole_gpu_that_could_make_mediated_devices_may_be_passed_through(host
     assert host.found() == set()
 
 
+def test_a_carved_device_that_lost_its_type_is_told_as_any(host: Sound) -> None:
+    carved = new_claim(host.vfs[3], phase=Phase.CARVED, domain_uuid="", domain_name="", alias="")
+    carved = carved._replace(boot_id=host.look().clock.boot_id, daemon=None, domain_id=None)
+    store.create(host.paths.state, carved)
+    assert host.found() == {"claim-rewritten"}
+
+
 def test_a_mediated_device_that_has_no_room_at_boot_is_told_as_a_vf_is(host: Sound) -> None:
     mediated(host, [each._replace(available="0") for each in P40])
     hostdev = (

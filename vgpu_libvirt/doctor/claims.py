@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..claims.liveness import State
 from ..claims.model import Phase
-from ..report import named
+from ..report import mismatch
 from .findings import Symptom
 
 if TYPE_CHECKING:
@@ -64,14 +64,10 @@ def claim_rewritten(sight: Sight) -> Iterator[Symptom]:
     """A type that isn't the claim's: somebody else writes to the device."""
     for device in sight.seen.host.inventory.devices:
         claim = sight.seen.host.claims.readable.get(device.name)
-        if claim is None or device.type_id in (None, claim.profile.id):
-            continue
-        if device.type_id or claim.phase in (Phase.CONFIGURED, Phase.RUNNING):
-            now = f"type {device.type_id}" if device.type_id else "no type"
+        if claim and (wrong := mismatch(device, claim, sight.seen)):
             yield Symptom(
                 device.name,
-                f"{device.name} was given {named(claim.profile)} for {claim.owner}, but has {now} "
-                "now: somebody else writes to it",
+                wrong,
                 "find out who writes to nvidia/current_vgpu_type (other hooks, other tools), and "
                 "let it keep off",
             )

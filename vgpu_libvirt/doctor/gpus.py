@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from ..report import named
+from ..report import State, named
 from .findings import Symptom
 
 if TYPE_CHECKING:
@@ -207,15 +207,9 @@ def _ours(sight: Sight) -> Iterator[Pf]:
 
 
 def _unclaimed(sight: Sight, in_use: bool) -> Iterator[tuple[str, str]]:
-    host = sight.seen.host
-    for device in host.inventory.devices:
-        if device.is_mdev:
-            continue  # one that we didn't make has an owner who knows it by its UUID
-        if not device.type_id or {device.name} & {*host.claims.readable, *host.claims.unreadable}:
-            continue
-        profile = host.profile_of(device)
-        if profile and (device.name in host.busy) == in_use:
-            yield device.name, named(profile)
+    for row in (row for gpu in sight.report.gpus for row in gpu.devices):
+        if row.profile and row.is_unclaimed and (row.state is State.IN_USE) == in_use:
+            yield row.device.name, named(row.profile)
 
 
 def _some(addresses: list[PciAddress]) -> str:

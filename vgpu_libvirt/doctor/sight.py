@@ -17,6 +17,7 @@ from . import see_definitions, see_gpus, see_hooks, see_host, see_libvirt, see_s
 
 if TYPE_CHECKING:
     from ..config import Config
+    from ..report import Report
     from ..survey import Survey
     from .see_definitions import Definitions
     from .see_gpus import Gpus
@@ -46,6 +47,7 @@ class Sight(NamedTuple):
 
     config: Config
     seen: Survey
+    report: Report  # of that
     hooks: Hooks
     entry: Entry
     daemon: Daemon | None
@@ -78,6 +80,7 @@ def look(config: Config, places: Places) -> Sight:
     return Sight(
         config,
         seen,
+        report.build(seen),
         see_hooks.hooks(paths, unseen),
         see_hooks.entry(places.entry),
         daemon,
