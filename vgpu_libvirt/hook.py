@@ -32,12 +32,8 @@ DAEMON_OPTION = "--daemon"
 RELOAD_OPTION = "--daemon-reloads"
 WANT_OPTION = "--want-sync"
 WORKER_OPTION = "--worker"
-CHANGES_CLAIMS = (
-    "prepare",
-    "migrate",
-    "restore",
-    "release",
-)  # and so what definitions should point at
+# And so what definitions should point at.
+CHANGES_CLAIMS = ("prepare", "migrate", "restore", "release")
 OPERATIONS = (*MAY_REFUSE, "started", "stopped", "release", "reconnect", "attach")
 
 DONE = 0

@@ -232,7 +232,7 @@ def _look_at_device(paths: Paths, gpu: PciAddress) -> Seen:
         gpu,
         True,
         "physfn" in names,
-        _driver(directory),
+        vendor_vfio.driver_of(paths.sysfs, gpu),
         _number(f"{directory}/sriov_totalvfs"),
         _number(f"{directory}/sriov_numvfs") or 0,
         sum(name.startswith("virtfn") for name in names),
@@ -264,13 +264,6 @@ def _who_is_on(paths: Paths, function: PciAddress, world: World) -> list[str]:
 
 def _has_mdev_types(paths: Paths, vf: PciAddress) -> bool:
     return os.path.isdir(f"{vendor_vfio.directory(paths.sysfs, vf)}/mdev_supported_types")
-
-
-def _driver(directory: str) -> str | None:
-    try:
-        return os.path.basename(os.readlink(f"{directory}/driver"))
-    except OSError:
-        return None
 
 
 def _number(path: str) -> int | None:

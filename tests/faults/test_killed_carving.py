@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.faults import carving, kill
 from tests.faults.carving import COUNT, GPU, command_is_gone, plain, sync_with_libvirt
+from tests.faults.cases import Case
 from tests.faults.kill import Action, Child
 from tests.faults.world import check_nothing_leaked, check_promises, web2
 from vgpu_libvirt.claims import processes, store
@@ -29,14 +30,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.promise(1, 2, 3, 4)
 
 SIGKILL = -9
-
-
-class Case(NamedTuple):
-    """An operation, and how the host comes to the point where it runs."""
-
-    name: str
-    arrange: Callable[[World], Operation]
-    status: int = 0
 
 
 def _here(world: World) -> None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import functools
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.faults import kill
+from tests.faults.cases import Case
 from tests.faults.kill import Action
 from tests.faults.plugging import lapse, plug, running, unplug
 from tests.faults.world import check_nothing_leaked, check_promises, web2
@@ -30,14 +31,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.promise(1, 2, 3, 4)
 
 SIGKILL = -9
-
-
-class Case(NamedTuple):
-    """An operation, and how the host comes to the point where it runs."""
-
-    name: str
-    arrange: Callable[[World], Operation]
-    status: int = 0
 
 
 def _plug(refuses: str, world: World) -> Operation:

@@ -95,6 +95,14 @@ def is_vgpu_vf(sysfs: str, address: PciAddress) -> bool:
     return os.path.islink(f"{path}/physfn") and os.path.isdir(f"{path}/nvidia")
 
 
+def driver_of(sysfs: str, address: PciAddress) -> str | None:
+    """The name of the driver that a PCI device is bound to; None: none, or it can't be told."""
+    try:
+        return os.path.basename(os.readlink(f"{directory(sysfs, address)}/driver"))
+    except OSError:
+        return None
+
+
 def is_gpu(sysfs: str, address: PciAddress) -> bool:
     """Whether this is the PF of at least one such VF."""
     return any(is_vgpu_vf(sysfs, vf) for vf in virtual_functions(sysfs, address))

@@ -79,7 +79,7 @@ def _pfs(sysfs: str, unseen: list[str]) -> list[Pf]:
             continue
         if (reading.text(f"{path}/class", unseen) or "").startswith(_DISPLAY):
             vfs = tuple(_vf(sysfs, vf) for vf in vendor_vfio.virtual_functions(sysfs, address))
-            found.append(Pf(address, reading.link(f"{path}/driver"), most, vfs))
+            found.append(Pf(address, vendor_vfio.driver_of(sysfs, address), most, vfs))
     return found
 
 
@@ -87,7 +87,7 @@ def _vf(sysfs: str, address: PciAddress) -> Vf:
     types = f"{mdev.parent_directory(sysfs, str(address))}/mdev_supported_types"
     return Vf(
         address,
-        reading.link(f"{vendor_vfio.directory(sysfs, address)}/driver"),
+        vendor_vfio.driver_of(sysfs, address),
         vendor_vfio.is_vgpu_vf(sysfs, address),
         os.path.isdir(types) and bool(os.listdir(types)),
     )

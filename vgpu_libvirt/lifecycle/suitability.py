@@ -30,10 +30,12 @@ def check_places(context: Context, domain: Domain, wanted: tuple[Wanted, ...]) -
     """
     sysfs = context.config.paths.sysfs
     gpus = []
-    at_vfs = [each for each in wanted if isinstance(each.source, PciAddress)]
-    for each in at_vfs:
+    at_vfs = []
+    for each in wanted:
         address = each.source
-        assert isinstance(address, PciAddress)
+        if not isinstance(address, PciAddress):
+            continue
+        at_vfs.append(each)
         where = f"the hostdev '{each.request.alias}' of domain '{domain.name}'"
         if problem := _no_vgpu_vf(sysfs, address):
             raise RequestError(
@@ -94,7 +96,7 @@ def check_unused(
         how = (
             f"{where} has it for its own; stop that one"
             if wanted.is_mdev
-            else (f"point {where} at another VF")
+            else f"point {where} at another VF"
         )
         raise OpenError(
             f"{wanted.device} is in use by the running domain '{user.name}' ({user.uuid}); {how}"
