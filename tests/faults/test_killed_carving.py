@@ -14,7 +14,7 @@ import pytest
 
 from tests.faults import carving, kill
 from tests.faults.carving import COUNT, GPU, command_is_gone, plain, sync_with_libvirt
-from tests.faults.cases import Case
+from tests.faults.cases import Case, vfs_alone
 from tests.faults.kill import Action, Child
 from tests.faults.world import check_nothing_leaked, check_promises, web2
 from vgpu_libvirt.claims import processes, store
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.faults.kill import Operation
     from tests.faults.world import World
 
-pytestmark = pytest.mark.promise(1, 2, 3, 4)
+pytestmark = [pytest.mark.promise(1, 2, 3, 4), vfs_alone]  # no others can be carved
 
 SIGKILL = -9
 
@@ -46,7 +46,7 @@ def _carve(world: World) -> Operation:
 
 def _refused(world: World) -> Operation:
     vfs = world.gpu(str(GPU), vfs=COUNT)
-    world.call("fail", vf=vfs[1], result="EIO")
+    world.call("fail", device=vfs[1], result="EIO")
     return carving.carve(world)
 
 
