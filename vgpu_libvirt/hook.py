@@ -262,13 +262,15 @@ def _begin(operation: str, context: Context, domain: Domain) -> str | None:
     harm = bystander.harm(context, domain, operation)
     if harm is not None or not domain.asks:
         return harm
-    from .lifecycle import prepare
-
     if operation == "start":
-        prepare.start(context, domain)
+        from .lifecycle.start import start
+
+        start(context, domain)
         return None
+    from .lifecycle.prepare import prepare
+
     try:
-        prepare.prepare(context, domain)
+        prepare(context, domain)
     except VgpuError:
         from . import refused
 

@@ -96,7 +96,7 @@ def nodes_of(config: Config, domain: Domain) -> frozenset[int]:
 
 
 def _dirty(host: Host, verdicts: dict[str, Verdict], may_reset: bool) -> frozenset[str]:
-    """The devices that a start of anybody's would clear first: see lifecycle/prepare.py."""
+    """The devices that a start of anybody's would clear first: see lifecycle/assign.py."""
     found = set()
     for device in host.inventory.devices:
         if device.is_mdev:

@@ -195,5 +195,5 @@ def test_what_is_called_unseen_is_there() -> None:
 
 def test_the_hook_path_is_found() -> None:
     names = {str(path.relative_to(PACKAGE)) for path in hook_path()}
-    assert {"lifecycle/prepare.py", "placement.py", "claims/store.py", "domain/splice.py"} <= names
+    assert {"lifecycle/assign.py", "placement.py", "claims/store.py", "domain/splice.py"} <= names
     assert not {"libvirt_api.py", "starting.py", "cli/main.py"} & names

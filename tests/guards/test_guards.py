@@ -120,7 +120,7 @@ GUARDS = [
     ),
     Guard(
         "a type on what was only reserved is somebody else's",
-        "lifecycle/prepare.py",
+        "lifecycle/assign.py",
         "if device.type_id and reserved and reserved.is_mere_reservation:",
         "if False:",
         "test_cli_start.py::test_a_type_that_somebody_sets_on_a_reserved_device_is_not_ours",
@@ -155,14 +155,14 @@ GUARDS = [
     ),
     Guard(
         "the claim comes first",
-        "lifecycle/prepare.py",
+        "lifecycle/assign.py",
         "(store.replace if is_claimed else store.create)(paths.state, claim)",
         "pass",
         LIFECYCLE + "test_the_claim_is_on_disk_before_the_first_write",
     ),
     Guard(
         "a start that fails is undone",
-        "lifecycle/prepare.py",
+        "lifecycle/assign.py",
         "undo.add(lambda: _take_back(start, claim))",
         "pass",
         LIFECYCLE + "test_several_devices_are_all_or_nothing",
@@ -176,7 +176,7 @@ GUARDS = [
     ),
     Guard(
         "start looks again",
-        "lifecycle/prepare.py",
+        "lifecycle/start.py",
         "if current != claim.profile.id:",
         "if False:",
         LIFECYCLE + "test_start_refuses_when_the_type_was_changed",
@@ -232,7 +232,7 @@ GUARDS = [
     ),
     Guard(
         "a cordon counts under the host lock",
-        "lifecycle/prepare.py",
+        "lifecycle/assign.py",
         "suitability.check_cordons(start.context, start.domain, wanted, device)",
         "pass",
         CORDONS + "test_a_start_that_passed_the_first_look_meets_the_cordon_under_the_lock",
@@ -316,7 +316,7 @@ GUARDS = [
     ),
     Guard(
         "an mdev that nobody claimed is somebody else's",
-        "lifecycle/prepare.py",
+        "lifecycle/assign.py",
         'if context.config.policy.foreign != "reset":',
         "if False:",
         MDEVS + "test_an_mdev_of_its_uuid_that_nobody_claimed_is_left_alone",
@@ -351,14 +351,14 @@ GUARDS = [
     ),
     Guard(
         "one at which others were faster has not refused",
-        "lifecycle/prepare.py",
+        "lifecycle/assign.py",
         "if not isinstance(error, FullError):",
         "if True:",
         MDEVS + "test_a_parent_at_which_others_were_faster_has_not_refused",
     ),
     Guard(
         "what a killed arrival left without parameters gets them",
-        "lifecycle/prepare.py",
+        "lifecycle/assign.py",
         "elif params is not None:",
         "elif False:",
         "../faults/test_killed.py::"

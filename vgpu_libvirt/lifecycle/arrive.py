@@ -23,7 +23,7 @@ from ..errors import RefusedError, RequestError, VgpuError
 from ..records import TYPE_CHECKING
 from ..survey import look, nodes_of
 from . import learn
-from .prepare import Start, assign, release_leftover
+from .assign import Start, assign, release_leftover
 from .release import give_back, keep_visibly
 
 if TYPE_CHECKING:

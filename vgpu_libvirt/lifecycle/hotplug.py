@@ -14,8 +14,8 @@ from ..claims.model import Qemu
 from ..errors import KeptError, RefusedError, VgpuError
 from ..records import TYPE_CHECKING
 from . import learn, running, suitability
+from .assign import Start, assign, release_leftover
 from .context import Context
-from .prepare import Start, assign, release_leftover
 from .release import give_back, keep_visibly
 
 if TYPE_CHECKING:
