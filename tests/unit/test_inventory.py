@@ -12,7 +12,7 @@ import pytest
 
 from tests.unit.host import WEB1, WEB2, Host, domain_xml, web1, web2
 from tests.unit.support import NOBODY, VF, directory_for_all, nobody
-from vgpu_libvirt.claims.inventory import LiveDomain, live_domain, live_domains
+from vgpu_libvirt.claims.inventory import LiveDomain, Only, live_domain, live_domains
 from vgpu_libvirt.claims.model import Process
 from vgpu_libvirt.domain.read import parse_domain
 
@@ -228,6 +228,23 @@ def test_a_file_cut_off_anywhere_makes_the_inventory_incomplete(running: Host) -
     for end in range(0, len(text), 7):
         file.write_text(text[:end])
         assert not live_domains(running.paths).complete
+
+
+def test_so_does_one_of_a_domain_that_nobody_asked_for(running: Host) -> None:
+    """Of those only the ends are looked at, and whether blocks of it were never written."""
+    only = Only(frozenset({OTHER}), whole=True)
+    file = running.status_file("web1")
+    text = file.read_text().rstrip()
+    assert live_domains(running.paths, only) == ((), ())
+    for end in range(0, len(text), 7):
+        file.write_text(text[:end])
+        assert not live_domains(running.paths, only).complete
+        file.write_text(text[:end].ljust(len(text), "\0"))
+        assert not live_domains(running.paths, only).complete
+    file.write_text(text.replace("<devices", "\0" * 8, 1) + "\n")
+    assert not live_domains(running.paths, only).complete
+    file.write_text(text + text)
+    assert not live_domains(running.paths, only).complete
 
 
 @pytest.mark.parametrize("pid", ["", "-1", "x", "9" * 5000])

@@ -40,20 +40,17 @@ def parse_status(text: str) -> Status:
 
 
 def is_status(text: str) -> bool:
-    """Whether TEXT is a whole status file of libvirt's, in a tenth of the time of reading it.
+    """Whether TEXT is a whole status file of libvirt's, which has a thousand of them checked.
 
-    False: perhaps not, and only `parse_status` can tell.
+    libvirt writes one aside and renames it, so what could be wrong with it is that it was cut off,
+    or that blocks of it are zeros. False: perhaps not, and only `parse_status` can tell.
     """
     head, begin, rest = text.partition("<domstatus ")
     element = rest.partition(">")[0]
-    has_all = begin and " pid='" in element and "<name>" in rest and "<uuid>" in rest
-    if not has_all or "<!DOCTYPE" in text or "<" in head.replace("<!--", "", 1):
-        return False
-    try:
-        expat.ParserCreate().Parse(text, True)
-    except expat.ExpatError:
-        return False
-    return True
+    _, end, after = rest.partition("</domstatus>")
+    has_all = begin and " pid='" in element and "<name>" in rest and "<uuid>" in rest and end
+    is_more = "<" in head.replace("<!--", "", 1) or after.strip() or "\0" in text
+    return bool(has_all) and not is_more
 
 
 def parse_set(text: str) -> set[int]:
