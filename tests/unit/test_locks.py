@@ -77,6 +77,23 @@ def test_it_is_given_back_when_the_block_raises(state: str) -> None:
     assert free(Path(state) / "lock")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user can't go ahead of others")
+def test_who_has_the_hosts_lock_is_scheduled_first_and_then_as_before(state: str) -> None:
+    usual = os.getpriority(os.PRIO_PROCESS, 0)
+    with contextlib.suppress(KeyError), locks.host(state, soon()):
+        assert os.getpriority(os.PRIO_PROCESS, 0) == -20
+        raise KeyError
+    assert os.getpriority(os.PRIO_PROCESS, 0) == usual
+
+
+def test_who_may_not_go_ahead_takes_the_hosts_lock_all_the_same() -> None:
+    with directory_for_all() as directory:
+        directory.chmod(0o777)
+        with nobody(), locks.host(str(directory), soon()):
+            assert not free(directory / "lock")
+        assert os.getpriority(os.PRIO_PROCESS, 0) >= 0
+
+
 def test_each_device_has_a_lock_of_its_own_beside_the_hosts(state: str) -> None:
     with (
         locks.devices(state, [FIRST], soon()),
