@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -257,6 +258,17 @@ def unclaimed_in_use(host: Sound) -> None:
 def iommu_off(host: Sound) -> None:
     for vf in host.vfs:
         (host.pci(vf) / "iommu_group").unlink()
+
+
+def iommu_off_from_the_start(host: Sound) -> None:
+    """Then the driver takes no VF, and none is a vGPU device."""
+    host.stop_web1()
+    for name in ("web1", "web2"):
+        host.definition(name).unlink()
+    for vf in host.vfs:
+        (host.pci(vf) / "iommu_group").unlink()
+        shutil.rmtree(host.pci(vf) / "nvidia")
+        (host.pci(vf) / "driver").unlink()
 
 
 def iommu_group_shared(host: Sound) -> None:
@@ -528,6 +540,7 @@ TRAPS = (
     trap(foreign_type),
     trap(unclaimed_in_use),
     trap(iommu_off),
+    trap(iommu_off_from_the_start, "iommu-off"),
     trap(iommu_group_shared),
     trap(vfio_missing),
     trap(exclude_nothing),
@@ -638,8 +651,9 @@ def test_a_hook_that_the_daemon_says_it_has_found_is_fine(host: Sound) -> None:
 def test_a_daemon_that_had_another_hook_reads_the_directory_each_time(host: Sound) -> None:
     hook_not_seen(host)
     other = host.script("qemu.d/10-network", "#!/bin/sh\n")
-    host.set_boot(other.stat().st_ctime - 41.5)  # after that one, and before ours
-    time.sleep(1.1)
+    started = math.ceil(other.stat().st_ctime + 0.01)  # after that one, and before ours
+    host.set_boot(started - 42)
+    time.sleep(started + 0.1 - time.time())
     host.our_hook().chmod(0o755)
     assert host.found() == set()
 

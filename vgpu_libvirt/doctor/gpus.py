@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..address import PciAddress
-    from .see_gpus import Pf
+    from .see_gpus import Pf, Vf
     from .sight import Sight
 
 _DRIVER = "nvidia"
@@ -75,10 +75,13 @@ def vfs_without_vgpu(sight: Sight) -> Iterator[Symptom]:
 
 
 def vf_driver(sight: Sight) -> Iterator[Symptom]:
-    """A VF that lost the vendor's driver, as managed='yes' does it, is no vGPU any more."""
+    """A VF that lost the vendor's driver, as managed='yes' does it, is no vGPU any more.
+
+    Where the IOMMU is off no VF has a driver of VFIO's, and nothing was lost.
+    """
     for pf in _ours(sight):
         lost = [vf.address for vf in pf.vfs if vf.driver != _DRIVER]
-        if lost:
+        if lost and not _is_iommu_off(sight):
             yield Symptom(
                 str(pf.address),
                 f"{_some(lost)} of GPU {pf.address} lost the driver '{_DRIVER}', without which "
@@ -140,23 +143,25 @@ def unclaimed_in_use(sight: Sight) -> Iterator[Symptom]:
 
 
 def iommu_off(sight: Sight) -> Iterator[Symptom]:
-    """Without groups libvirt says "host doesn't support passthrough of host PCI devices"."""
-    groups = sight.gpus.groups
-    if groups and not any(groups.values()):
+    """Without groups libvirt says "host doesn't support passthrough of host PCI devices".
+
+    The vendor's driver takes no VF then: its probe fails with EINVAL.
+    """
+    if _is_iommu_off(sight):
         yield Symptom(
             "IOMMU",
             "no VF has an IOMMU group, so no VF can be given to a domain",
             "switch the IOMMU on, in the firmware (VT-d, AMD-Vi) and on the kernel's command line "
-            "(intel_iommu=on)",
+            "(intel_iommu=on), and reboot",
         )
 
 
 def iommu_group_shared(sight: Sight) -> Iterator[Symptom]:
     """A device goes to no domain while another domain has one of the same group."""
     members: dict[str, list[PciAddress]] = defaultdict(list)
-    for address, group in sight.gpus.groups.items():
-        if group:
-            members[group].append(address)
+    for vf in _to_be_given(sight):
+        if vf.group:
+            members[vf.group].append(vf.address)
     for group, addresses in sorted(members.items()):
         if len(addresses) > 1:
             yield Symptom(
@@ -171,7 +176,7 @@ def iommu_group_shared(sight: Sight) -> Iterator[Symptom]:
 def vfio_missing(sight: Sight) -> Iterator[Symptom]:
     """What libvirt looks for before anything else; the module `vfio` makes it."""
     path = f"{sight.config.paths.dev}/vfio/vfio"
-    if sight.gpus.groups and not sight.gpus.has_vfio:
+    if _to_be_given(sight) and not sight.gpus.has_vfio:
         yield Symptom(
             path,
             f"{path} is missing, so libvirt gives no VF to a domain",
@@ -204,6 +209,16 @@ def cannot_migrate(sight: Sight) -> Iterator[Symptom]:
 def _ours(sight: Sight) -> Iterator[Pf]:
     """The GPUs that the vendor's driver has; others are for something else."""
     return (pf for pf in sight.gpus.pfs if pf.driver == _DRIVER)
+
+
+def _to_be_given(sight: Sight) -> list[Vf]:
+    """The VFs of these that are given to domains themselves, or would be with their driver."""
+    return [vf for pf in _ours(sight) for vf in pf.vfs if not vf.is_parent]
+
+
+def _is_iommu_off(sight: Sight) -> bool:
+    vfs = _to_be_given(sight)
+    return bool(vfs) and not any(vf.group for vf in vfs)
 
 
 def _unclaimed(sight: Sight, in_use: bool) -> Iterator[tuple[str, str]]:

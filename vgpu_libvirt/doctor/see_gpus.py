@@ -27,6 +27,7 @@ class Vf(NamedTuple):
     driver: str | None
     is_vgpu: bool  # whether the vendor's VFIO driver shows its `nvidia` directory
     is_parent: bool  # whether mediated devices are made on it
+    group: str | None  # its IOMMU group; None: it has none
 
 
 class Pf(NamedTuple):
@@ -42,7 +43,6 @@ class Gpus(NamedTuple):
     """What there is of them."""
 
     pfs: tuple[Pf, ...]
-    groups: dict[PciAddress, str | None]  # vGPU VF -> its IOMMU group; None: it has none
     missing: tuple[PciAddress, ...]  # of `exclude`, what this host doesn't have
     has_vfio: bool  # whether <dev>/vfio/vfio is there, which libvirt looks for
     unmigratable: frozenset[str]  # VFs whose driver is known to have no migration
@@ -52,10 +52,8 @@ def look(config: Config, vfs: Iterable[PciAddress], unseen: list[str]) -> Gpus:
     """Look at all GPUs that aren't excluded, and at the vGPU VFS among theirs."""
     sysfs = config.paths.sysfs
     exclude = config.policy.exclude
-    vfs = tuple(vfs)
     return Gpus(
         tuple(pf for pf in _pfs(sysfs, unseen) if pf.address not in exclude),
-        {vf: reading.link(f"{vendor_vfio.directory(sysfs, vf)}/iommu_group") for vf in vfs},
         tuple(
             address
             for address in exclude
@@ -90,4 +88,5 @@ def _vf(sysfs: str, address: PciAddress) -> Vf:
         vendor_vfio.driver_of(sysfs, address),
         vendor_vfio.is_vgpu_vf(sysfs, address),
         os.path.isdir(types) and bool(os.listdir(types)),
+        reading.link(f"{vendor_vfio.directory(sysfs, address)}/iommu_group"),
     )
