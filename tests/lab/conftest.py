@@ -70,7 +70,7 @@ def clean() -> Iterator[None]:
         for path in guest.CLAIMS.parent.glob(kind):
             path.unlink()
     for vf in (guest.VF1, guest.VF2, guest.VF3, guest.OTHER_GPU_VF):
-        if guest.type_of(vf) != "0":
+        if guest.has_driver(vf) and guest.type_of(vf) != "0":
             guest.set_type(vf, "0")
 
 

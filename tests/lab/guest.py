@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 # igb puts the VFs of 0000:01:00.0 here; each PF's are on its own bus
 VF1, VF2, VF3 = "0000:01:10.0", "0000:01:10.2", "0000:01:10.4"
@@ -182,6 +183,11 @@ def set_type(vf: str, profile_id: str) -> None:
     Path(f"/sys/bus/pci/devices/{vf}/nvidia/current_vgpu_type").write_text(profile_id)
 
 
+def has_driver(vf: str) -> bool:
+    """False where the IOMMU is off, with which no VF has one."""
+    return Path(f"/sys/bus/pci/devices/{vf}/driver").exists()
+
+
 def driver_of(vf: str) -> str:
     return os.path.basename(os.readlink(f"/sys/bus/pci/devices/{vf}/driver"))
 
@@ -284,6 +290,29 @@ def let_converge(name: str) -> None:
 
 def in_background(*command: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+@contextlib.contextmanager
+def nothing_pretended() -> Iterator[None]:
+    """Where the lab only pretends that there is systemd (see conftest), doctor would ask it."""
+    if Path("/run/systemd/private").exists():
+        yield
+        return
+    SYSTEMD.rmdir()
+    try:
+        yield
+    finally:
+        SYSTEMD.mkdir()
+
+
+def doctor(*command: str) -> dict[str, str]:
+    """Check -> what it says is wrong. COMMAND: what runs it."""
+    with nothing_pretended():
+        answer = run(*command, "virt-vgpu", "doctor", "--json")
+    print(answer.output)
+    told = json.loads(answer.output)
+    assert answer.status == int(any(each["level"] == "problem" for each in told)), answer
+    return {each["check"]: each["problem"] for each in told}
 
 
 def assert_free(vf: str) -> None:

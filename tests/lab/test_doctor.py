@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import libvirt
 import pytest
 
 from tests.lab.guest import (
@@ -18,14 +19,15 @@ from tests.lab.guest import (
     OTHER_GPU_VF,
     OUR_HOOK,
     PROFILE_ID,
-    SYSTEMD,
     VF1,
     VF3,
     assert_free,
     claim,
     define,
+    doctor,
     hook,
     libvirtd_pid,
+    nothing_pretended,
     refused,
     restart_libvirtd,
     run,
@@ -45,26 +47,6 @@ ENTRY = Path("/usr/bin/vgpu-libvirt-hook")
 PACKAGE = Path("/usr/lib/vgpu-libvirt/live/vgpu_libvirt")
 GPUS = ("0000:01:00.0", "0000:02:00.0")
 STATE = str(CLAIMS.parent)
-
-
-@contextlib.contextmanager
-def nothing_pretended() -> Iterator[None]:
-    """The lab only pretends that there is systemd (see conftest); doctor would ask it."""
-    SYSTEMD.rmdir()
-    try:
-        yield
-    finally:
-        SYSTEMD.mkdir()
-
-
-def doctor(*command: str) -> dict[str, str]:
-    """Check -> what it says is wrong. COMMAND: what runs it."""
-    with nothing_pretended():
-        answer = run(*command, "virt-vgpu", "doctor", "--json")
-    print(answer.output)
-    told = json.loads(answer.output)
-    assert answer.status == int(any(each["level"] == "problem" for each in told)), answer
-    return {each["check"]: each["problem"] for each in told}
 
 
 @pytest.fixture(autouse=True)
@@ -278,6 +260,51 @@ def test_a_libvirt_that_does_not_run_is_not_started() -> None:
         assert not Path("/run/libvirtd.pid").exists()
     finally:
         assert run("libvirtd-start").status == 0
+
+
+def test_a_libvirt_that_is_too_old() -> None:
+    """It says that it is Debian 12's: its library with another number in it."""
+    there = Path("/usr/lib/x86_64-linux-gnu/libvirt.so.0").read_bytes()
+    number = libvirt.getVersion()
+    old = there.replace(number.to_bytes(4, "little"), (9_000_000).to_bytes(4, "little"))
+    assert old != there
+    directory = Path("/run/old-libvirt")
+    directory.mkdir()
+    (directory / "libvirt.so.0").write_bytes(old)
+    try:
+        assert run("libvirtd-stop").status == 0
+        began = run("env", f"LD_LIBRARY_PATH={directory}", "libvirtd-start")
+        assert began.status == 0, began.output
+        found = doctor()
+        assert set(found) == {"libvirt-too-old"}
+        assert "is libvirt 9.0.0, which refuses VFs" in found["libvirt-too-old"]
+    finally:
+        restart_libvirtd()
+
+
+def test_a_clock_that_was_set_back() -> None:
+    start("web1", VF1)
+    began, real = time.monotonic(), time.time()
+    try:
+        time.clock_settime(time.CLOCK_REALTIME, real - 3 * 86400)
+        found = doctor()
+    finally:
+        time.clock_settime(time.CLOCK_REALTIME, real + time.monotonic() - began)
+    assert set(found) == {"clock-odd"}
+    assert VF1 in found["clock-odd"]
+
+
+def test_a_boot_that_has_no_name() -> None:
+    nothing = Path("/run/nothing")
+    nothing.write_text("")
+    boot_id = "/proc/sys/kernel/random/boot_id"
+    assert run("mount", "--bind", str(nothing), boot_id).status == 0
+    try:
+        found = doctor()
+    finally:
+        assert run("umount", boot_id).status == 0
+    assert set(found) == {"boot-unknown"}
+    assert boot_id in found["boot-unknown"]
 
 
 def test_an_ordinary_user_is_told_what_is_hidden() -> None:

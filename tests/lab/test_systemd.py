@@ -27,6 +27,7 @@ from tests.lab.guest import (
     assert_free,
     claim,
     define_request,
+    doctor,
     holds,
     is_running,
     qemu_pid,
@@ -140,6 +141,17 @@ def test_listed_gpus_get_their_vfs_from_the_unit() -> None:
     assert MODE.read_text().strip() == "1", "the last GPU's, which the lab's driver has for all"
     said = run("virt-vgpu", "sriov")
     assert (said.status, said.output.splitlines()[0]) == (0, f"{GPUS[0]} has 7 VFs already.")
+
+
+def test_doctor_names_the_unit_that_does_not_run_and_says_when_all_is_well() -> None:
+    assert doctor() == {}
+    systemctl("stop", WATCHERS[0])
+    try:
+        found = doctor()
+    finally:
+        systemctl("start", WATCHERS[0])
+    assert set(found) == {"sync-units"}
+    assert f"{WATCHERS[0]} is not active" in found["sync-units"]
 
 
 def test_metadata_alone_is_enough_a_moment_later() -> None:

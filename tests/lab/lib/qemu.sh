@@ -14,11 +14,12 @@ qemu_program() {
     "$1/lib64/ld-linux-x86-64.so.2" --library-path "$lib" "$1/usr/bin/$2")
 }
 
-# qemu_command ROOTFS INITRD DISK SNAPSHOT GPUS MEMORY CPUS: fills the array QEMU
-# DISK: raw, or *.qcow2
+# qemu_command ROOTFS INITRD DISK SNAPSHOT GPUS MEMORY CPUS [LAST_PORT]: fills the array QEMU
+# DISK: raw, or *.qcow2, which is thrown away and so needn't outlive the host
+# LAST_PORT: ",PROPERTY=VALUE"... of the last GPU's port
 qemu_command() {
-  local root=$1 initrd=$2 disk=$3 snapshot=$4 gpus=$5 memory=$6 cpus=$7 format=raw i
-  [ "${disk##*.}" != qcow2 ] || format=qcow2
+  local root=$1 initrd=$2 disk=$3 snapshot=$4 gpus=$5 memory=$6 cpus=$7 last_port=${8:-} format=raw i port=''
+  [ "${disk##*.}" != qcow2 ] || format=qcow2,cache=unsafe
   qemu_program "$root" qemu-system-x86_64
   # no_timer_check: on a busy host the kernel would see too few ticks, and panic
   # shellcheck disable=SC2054 # the commas are QEMU's
@@ -28,12 +29,13 @@ qemu_command() {
     -nodefaults -no-user-config -display none -no-reboot
     -device intel-iommu,intremap=on,caching-mode=on
     -kernel "$root/boot/vmlinuz-$(kernel_version "$root")" -initrd "$initrd"
-    -append "console=ttyS0 quiet panic=-1 mitigations=off intel_iommu=on no_timer_check nokaslr audit=0 apparmor=0"
+    -append "console=ttyS0 quiet panic=-1 mitigations=off intel_iommu=on no_timer_check nokaslr apparmor=0"
     -drive "file=${disk//,/,,},if=none,id=disk,format=$format,snapshot=$snapshot"
     -device virtio-blk-pci,drive=disk)
   # physical functions 0000:01:00.0, 0000:02:00.0, ...
   for ((i = 1; i <= gpus; i++)); do
-    QEMU+=(-device "pcie-root-port,id=port$i,chassis=$i,slot=$i" -device "igb,bus=port$i,id=gpu$i")
+    [ "$i" != "$gpus" ] || port=$last_port
+    QEMU+=(-device "pcie-root-port,id=port$i,chassis=$i,slot=$i$port" -device "igb,bus=port$i,id=gpu$i")
   done
 }
 
