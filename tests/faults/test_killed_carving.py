@@ -245,6 +245,7 @@ def test_a_guest_comes_at_every_step(
     calls = kill.run(world := new_world(), case.arrange(world)).calls
     for number, _call in enumerate(calls):
         world = new_world()
+        world.set_policy(lock_timeout=0.1)  # that a lock is waited for isn't what this shows
         child = Child(world, case.arrange(world), Action(number, "before", "stop"))
         try:
             assert child.wait_until_stopped()
