@@ -68,9 +68,9 @@ def start(name: str, uuid: str) -> None:
     guest.start(name, devices=hostdev)
 
 
-def remove(uuid: str, seconds: float, parent: str = PARENT, type_id: str = TYPE) -> None:
+def remove(uuid: str, seconds: float, gpu: str = GPU, type_id: str = TYPE) -> None:
     deadline = time.monotonic() + seconds
-    mdev_life.remove("/sys", uuid, type_id, parent, guard(uuid), deadline, may_be_in_use=True)
+    mdev_life.remove("/sys", uuid, type_id, gpu, guard(uuid), deadline, may_be_in_use=True)
 
 
 def room(wanted: str) -> dict[str, int | None]:
@@ -80,15 +80,15 @@ def room(wanted: str) -> dict[str, int | None]:
 
 
 def test_a_domain_runs_on_an_mdev_of_each_driver() -> None:
-    both = (make("web1"), PARENT, TYPE), (make("web2", "mtty", "mtty-2"), "mtty", "mtty-2")
+    both = (make("web1"), GPU, TYPE), (make("web2", "mtty", "mtty-2"), "mtty", "mtty-2")
     for name, (uuid, *_) in zip(("web1", "web2"), both, strict=True):
         start(name, uuid)
         held = handles.scan("/proc").on(mdev.vfio_nodes("/sys", uuid))
         assert guest.qemu_pid(name) in held
     for name in ("web1", "web2"):
         guest.virsh("destroy", name)
-    for uuid, parent, type_id in both:
-        remove(uuid, 5, parent, type_id)
+    for uuid, gpu, type_id in both:
+        remove(uuid, 5, gpu, type_id)
     assert mdev.existing("/sys") == ()
 
 
@@ -139,14 +139,16 @@ def test_what_somebody_removes_while_it_runs_is_not_gone_before_it_is_closed(who
         else ("/sys/bus/pci/drivers/nvidia/unbind", PARENT)
     )
     with subprocess.Popen(["sh", "-c", f"echo {text} >{path}"]) as writer:
-        assert guest.until(lambda: not Path(f"/sys/bus/mdev/devices/{uuid}").exists())
-        assert writer.poll() is None, "the write waits"
-        there = mdev.read_mdev("/sys", uuid)
-        assert there is not None
-        assert (there.parent, there.type_id) == (PARENT, None)
-        pids = handles.scan("/proc").on(mdev.vfio_nodes("/sys", uuid))
-        assert pids == {guest.qemu_pid("web1")}
-        with pytest.raises(DeviceError, match="its removal has begun"):
-            remove(uuid, 1)
-        guest.virsh("destroy", "web1")
+        try:
+            assert guest.until(lambda: not Path(f"/sys/bus/mdev/devices/{uuid}").exists())
+            assert writer.poll() is None, "the write waits"
+            there = mdev.read_mdev("/sys", uuid)
+            assert there is not None
+            assert (there.parent, there.type_id) == (PARENT, None)
+            pids = handles.scan("/proc").on(mdev.vfio_nodes("/sys", uuid))
+            assert pids == {guest.qemu_pid("web1")}
+            with pytest.raises(DeviceError, match="its removal has begun"):
+                remove(uuid, 1)
+        finally:  # or the write would wait for ever
+            guest.virsh("destroy", "web1")
     assert mdev.read_mdev("/sys", uuid) is None
