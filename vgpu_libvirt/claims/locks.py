@@ -40,7 +40,7 @@ def host(state: str, deadline: float) -> Iterator[None]:
 
     Raises LockTimeoutError, StoreError.
     """
-    with _held(f"{state}/lock", deadline), _ahead_of_others():
+    with _ahead_of_others(), _held(f"{state}/lock", deadline):
         yield
 
 
