@@ -10,8 +10,6 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -21,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bench.host import PROFILE, LargeHost, Size
 from bench.installed import PYTHON, STUB, install
+from bench.timing import Rounds, Took, begin, finish, median, run, together
 from tests.unit.host import domain_xml
 from vgpu_libvirt.claims import store
 
@@ -75,13 +74,6 @@ def held(path, deadline):
             file.write(f"{took[0]} {took[1]}\\n")
 locks._held = held
 """
-
-
-class Took(NamedTuple):
-    """Seconds of one process and those that it ran."""
-
-    wall: float
-    cpu: float  # user and system
 
 
 class Row(NamedTuple):
@@ -141,82 +133,9 @@ class Bench:
         return not claims and self.host.type_of(guest.vf) == "0"
 
 
-def run(command: list[str], document: str = "", **variables: str) -> Took:
-    """Run COMMAND with DOCUMENT on stdin, in the environment that libvirt gives a hook.
-
-    It must succeed, and say nothing on stderr.
-    """
-    return finish(begin(command, document, **variables))
-
-
-class _Process(NamedTuple):
-    pid: int
-    began: float
-    stderr: int
-
-
-def begin(command: list[str], document: str = "", **variables: str) -> _Process:
-    """Begin as `run` does."""
-    reader, writer = os.pipe()
-    said = os.memfd_create("stderr")
-    os.write(writer, document.encode())  # what a pipe has room for
-    os.close(writer)
-    environment = {"PATH": os.environ["PATH"], "LC_ALL": "C", **variables}
-    actions = [
-        (os.POSIX_SPAWN_DUP2, reader, 0),
-        (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
-        (os.POSIX_SPAWN_DUP2, said, 2),
-    ]
-    began = time.perf_counter()
-    program = shutil.which(command[0])
-    assert program, command[0]
-    pid = os.posix_spawn(program, command, environment, file_actions=actions)
-    os.close(reader)
-    return _Process(pid, began, said)
-
-
-def finish(process: _Process) -> Took:
-    """Wait for it, and see that it went well."""
-    _, status, usage = os.wait4(process.pid, 0)
-    wall = time.perf_counter() - process.began
-    said = os.pread(process.stderr, 4096, 0).decode()
-    os.close(process.stderr)
-    assert (os.waitstatus_to_exitcode(status), said) == (0, ""), said
-    return Took(wall, usage.ru_utime + usage.ru_stime)
-
-
-def together(times: list[Took]) -> Took:
-    return Took(sum(each.wall for each in times), sum(each.cpu for each in times))
-
-
-def median(times: list[Took]) -> Took:
-    return Took(*(statistics.median(column) for column in zip(*times, strict=True)))
-
-
-class Rounds:
-    """Measurements by name, each of which is made once a round."""
-
-    def __init__(self) -> None:
-        self._works: dict[str, Callable[[], Took]] = {}
-        self.times: dict[str, list[Took]] = {}
-
-    def add(self, name: str, work: Callable[[], Took]) -> None:
-        self._works[name] = work
-        self.times[name] = []
-
-    def run(self, rounds: int) -> dict[str, Took]:
-        """The medians; a first round, which fills caches, doesn't count."""
-        for number in range(rounds + 1):
-            for name, work in self._works.items():
-                took = work()
-                if number:
-                    self.times[name].append(took)
-        return {name: median(times) for name, times in self.times.items()}
-
-
 def _both(took: Took, other: Took) -> str:
-    """How many times TOOK is OTHER, in CPU time, and in wall time."""
-    return f"{took.cpu / other.cpu:.2f} (wall {took.wall / other.wall:.2f})"
+    """How many times TOOK is OTHER, in wall time, and in CPU time."""
+    return f"{took.wall / other.wall:.2f} (CPU {took.cpu / other.cpu:.2f})"
 
 
 def stub_rows(dispatcher: str | None, rounds: int) -> Iterator[Row]:
@@ -230,7 +149,7 @@ def stub_rows(dispatcher: str | None, rounds: int) -> Iterator[Row]:
         measured.add("dispatcher", lambda: run([dispatcher, *arguments], document))
     took = measured.run(rounds * 5)
     yield Row("`sh -c :`", took["sh"])
-    ratio = took["stub"].cpu / took["sh"].cpu
+    ratio = took["stub"].wall / took["sh"].wall
     yield Row(
         "hook of a domain without a vGPU",
         took["stub"],
@@ -239,7 +158,7 @@ def stub_rows(dispatcher: str | None, rounds: int) -> Iterator[Row]:
         ratio <= 2.2,
     )
     if dispatcher:
-        ratio = took["stub"].cpu / took["dispatcher"].cpu
+        ratio = took["stub"].wall / took["dispatcher"].wall
         yield Row(
             "the same of a dispatcher in bash, which has nothing to run",
             took["dispatcher"],
@@ -279,7 +198,7 @@ def life_rows(bench: Bench, rounds: int) -> Iterator[Row]:
     took = measured.run(rounds * 2)
     yield Row("5 x `python3 -I -S -c pass`", took["python"])
     yield Row("5 hooks in bash that only write the type", took["bash"])
-    ratio = took["ours"].cpu / took["python"].cpu
+    ratio = took["ours"].wall / took["python"].wall
     yield Row(
         "5 hooks of one start and stop",
         took["ours"],
@@ -309,20 +228,18 @@ def scale_rows(small: Bench, large: Bench, rounds: int) -> Iterator[Row]:
                 lambda operation=operation, bench=bench, guest=guest: bench.stub(operation, guest),
             )
     took = measured.run(rounds)
-    one_pass = took["pass"].cpu - took["python"].cpu
-    yield Row(
-        "one bare pass over that /proc", Took(took["pass"].wall - took["python"].wall, one_pass)
-    )
+    one_pass = Took(*(x - y for x, y in zip(took["pass"], took["python"], strict=True)))
+    yield Row("one bare pass over that /proc", one_pass)
     for operation in ("prepare", "release"):
         little, much = took[f"{operation} small"], took[f"{operation} large"]
+        most = together([little, little, one_pass])
         yield Row(f"`{operation}`, small host", little)
-        most = 2 * little.cpu + one_pass
         yield Row(
             f"`{operation}`, large host",
             much,
-            f"{much.cpu / most:.2f} of (2 x small + pass)",
+            f"{_both(much, most)} of (2 x small + pass)",
             "1",
-            much.cpu <= most,
+            much.wall <= most.wall,
         )
 
 
