@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """A running domain gets a vGPU and lets it go, and whoever asked for that is killed on the way.
 
-The guests have no operating system that could answer a request to unplug: a reset does, at which
-QEMU lets go by itself.
+The guests have no operating system that could answer a request to unplug: `let_go` does.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from tests.lab.guest import (
     claim,
     holds,
     is_running,
+    let_go,
     qemu_pid,
     run,
     set_driver,
@@ -128,7 +128,7 @@ def test_what_the_guest_lets_go_is_free_again(web1: str) -> None:
     done(*ATTACH)
     detaching = subprocess.Popen([*DETACH, "--timeout", "80"], stdout=subprocess.PIPE, text=True)
     while detaching.poll() is None:
-        virsh("reset", "web1")  # the first one after the guest was asked makes QEMU let go
+        let_go("web1")
         time.sleep(1)
     output, _ = detaching.communicate()
     assert detaching.returncode == 0
@@ -149,7 +149,7 @@ def test_what_the_guest_does_not_let_go_stays_until_it_does(web1: str) -> None:
         assert holds("web1", VF1)
         assert phase() == "running"
     assert writes_to(VF1) == writes
-    virsh("reset", "web1")
+    let_go("web1")
     assert until(lambda: not holds("web1", VF1))
     assert sync()["released"] == [VF1]
     assert_free(VF1)

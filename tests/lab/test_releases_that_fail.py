@@ -16,6 +16,7 @@ from tests.lab.guest import (
     holds,
     in_background,
     is_running,
+    let_go,
     qemu_pid,
     refused,
     run,
@@ -79,8 +80,7 @@ def test_a_hot_unplugged_device_comes_back_at_the_next_sync() -> None:
     begin, end = document.index("<hostdev"), document.index("</hostdev>")
     xml.write_text(document[begin:end] + "</hostdev>")
     virsh("detach-device", "web1", str(xml), "--live")
-    # no guest answers the request to unplug; at its next reset the machine lets go by itself
-    virsh("reset", "web1")
+    let_go("web1")
     assert until(lambda: "<hostdev" not in virsh("dumpxml", "web1"))
     assert until(lambda: not holds("web1", VF1))
     assert type_of(VF1) == PROFILE_ID

@@ -22,6 +22,7 @@ from tests.lab.guest import (
     claim,
     domain_xml,
     holds,
+    let_go,
     run,
     start,
     sync,
@@ -208,7 +209,7 @@ def test_a_hostdev_that_is_attached_to_what_runs_gets_a_vgpu_and_gives_it_back(
     assert type_of(vf) == PROFILE_ID, "the guest has it still"
 
     def lets_go() -> bool:
-        virsh("reset", "web1")  # the first one after the guest was asked makes QEMU let go
+        let_go("web1")
         time.sleep(1)
         return not holds("web1", vf)
 
