@@ -41,7 +41,7 @@ from vgpu_libvirt.domain.read import parse_domain
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-SYNCS = int(os.environ.get("VGPU_LIBVIRT_SYNCS", "40"))
+SYNCS = int(os.environ.get("VGPU_LIBVIRT_SYNCS", "24"))
 PLACES = {"web1": VF1, "web2": VF2, "web3": VF3, "web4": OTHER_GPU_VF}
 BY_EDIT, BY_SMALL_EDITS = ("web1", "web3"), ("web2", "web4")
 EDITS = CLAIMS.parent / "edits"
