@@ -161,6 +161,7 @@ def test_the_namespace_in_a_description_is_no_request(entry: Path) -> None:
     (entry.parent / "answer").write_text("exit 1\n")
     described = "<description>see urn:vgpu-libvirt:domain:1</description>"
     assert hook(entry, "prepare", domain_xml(extra=described)).returncode == 0
+    assert not (entry.parent / "document").exists()
 
 
 def test_the_default_namespace_form_is_a_request(entry: Path) -> None:

@@ -79,9 +79,11 @@ def vf_driver(sight: Sight) -> Iterator[Symptom]:
 
     Where the IOMMU is off no VF has a driver of VFIO's, and nothing was lost.
     """
+    if _is_iommu_off(sight):
+        return
     for pf in _ours(sight):
         lost = [vf.address for vf in pf.vfs if vf.driver != _DRIVER]
-        if lost and not _is_iommu_off(sight):
+        if lost:
             yield Symptom(
                 str(pf.address),
                 f"{_some(lost)} of GPU {pf.address} lost the driver '{_DRIVER}', without which "

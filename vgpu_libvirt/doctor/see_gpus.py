@@ -49,7 +49,7 @@ class Gpus(NamedTuple):
 
 
 def look(config: Config, vfs: Iterable[PciAddress], unseen: list[str]) -> Gpus:
-    """Look at all GPUs that aren't excluded, and at the vGPU VFS among theirs."""
+    """Look at all GPUs that aren't excluded, and whether the vGPUs on VFS can migrate."""
     sysfs = config.paths.sysfs
     exclude = config.policy.exclude
     return Gpus(
